@@ -1,0 +1,1 @@
+"""The actors of one server, their messages, and `system`, which composes them."""

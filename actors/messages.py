@@ -1,0 +1,282 @@
+"""All messages between actors, in the order of a request's life (sender -> receiver).
+
+Messages to and from the arbiter are in `kernel/messages.py`. Commands are imperative, facts are past tense.
+Token columns are `int32` bytes, see `kernel/work.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from muxk.kernel.actor import Message
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """Validated sampling parameters of one request."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    choice: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+
+
+class ChatTurn(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A tokenised request, as it travels from tokenizer to decode (and back, when recomputed)."""
+
+    request_id: int
+    arrival_ns: int
+    deadline_ns: int
+    """When its first token is due; 0 until admission sets it."""
+    prompt: bytes
+    """int32[prompt_tokens], what the client sent."""
+    generated: bytes
+    """int32[generated_tokens]; not empty only for a request that is recomputed."""
+    params: SamplingParams
+    priority: int
+    recomputes: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.generated) // 4
+
+    @property
+    def tokens(self) -> bytes:
+        """Everything prefill has to compute: the prompt and, after a recompute, what was generated."""
+        return self.prompt + self.generated
+
+
+class EncodeRequest(Message, frozen=True):
+    """gateway -> tokenizer: a validated request; exactly one of the three prompts is set."""
+
+    request_id: int
+    arrival_ns: int
+    text: str | None
+    turns: tuple[ChatTurn, ...] | None
+    token_ids: tuple[int, ...] | None
+    params: SamplingParams
+    max_tokens_given: bool
+    """False when the client named no `max_tokens`: admission then gives the room left in the context."""
+    priority: int
+
+
+class PromptEncoded(Message, frozen=True):
+    """tokenizer -> tokenizer, from its thread: the tokens of a prompt."""
+
+    request: EncodeRequest
+    prompt: bytes
+
+
+class EncodeFailed(Message, frozen=True):
+    """tokenizer -> tokenizer, from its thread: the prompt could not be encoded."""
+
+    request_id: int
+    reason: str
+
+
+class AdmitRequest(Message, frozen=True):
+    """tokenizer -> admission: a tokenised request."""
+
+    request: Request
+    max_tokens_given: bool
+
+
+class RequestAccepted(Message, frozen=True):
+    """admission -> gateway: it waits for prefill."""
+
+    request_id: int
+    prompt_tokens: int
+
+
+class RequestRefused(Message, frozen=True):
+    """tokenizer, admission -> gateway: the request ends here."""
+
+    request_id: int
+    code: str
+    reason: str
+
+
+class ReservePages(Message, frozen=True):
+    """admission -> kv_pool: pages for the prompts of a batch, in this order, as far as they go."""
+
+    requests: tuple[Request, ...]
+
+
+class ReservedRequest(msgspec.Struct, frozen=True):
+    """A request with its pages."""
+
+    request: Request
+    pages: tuple[int, ...]
+    """Enough for all its tokens and one more."""
+    reused_tokens: int
+    """Tokens at the front whose KV is in the pages already: a multiple of the page size."""
+
+
+class StartPrefill(Message, frozen=True):
+    """kv_pool -> prefill: a batch with pages; never empty."""
+
+    requests: tuple[ReservedRequest, ...]
+
+
+class PagesReserved(Message, frozen=True):
+    """kv_pool -> admission: who got pages and who has to wait for PagesFreed."""
+
+    reserved: tuple[int, ...]
+    denied: tuple[int, ...]
+
+
+class PagesFreed(Message, frozen=True):
+    """kv_pool -> admission: pages came back after a denial."""
+
+
+class PagesFilled(Message, frozen=True):
+    """prefill -> kv_pool: the KV of these prompts is written; full pages may be shared from now on."""
+
+    request_ids: tuple[int, ...]
+
+
+class JoinDecode(Message, frozen=True):
+    """prefill -> decode: prompts whose first token was sampled."""
+
+    requests: tuple[ReservedRequest, ...]
+    tokens: bytes
+    """int32[requests]."""
+
+
+class GrowPages(Message, frozen=True):
+    """decode -> kv_pool: one more page for each of these, ahead of need."""
+
+    request_ids: tuple[int, ...]
+
+
+class PagesGrown(Message, frozen=True):
+    """kv_pool -> decode: the new pages, and who got none."""
+
+    request_ids: tuple[int, ...]
+    pages: tuple[int, ...]
+    """One for each of `request_ids`."""
+    denied: tuple[int, ...]
+
+
+class RecomputeRequest(Message, frozen=True):
+    """decode -> admission: its pages went to others; compute prompt and generated tokens again."""
+
+    request: Request
+
+
+class EmittedRow(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request in one step."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    """`stop`, `length`, or None while it goes on."""
+    reused_tokens: int
+    """Prompt tokens that came from the prefix index."""
+
+
+class TokensEmitted(Message, frozen=True):
+    """decode -> tokenizer: what one step brought, one message a step."""
+
+    rows: tuple[EmittedRow, ...]
+
+
+class RequestFailed(Message, frozen=True):
+    """prefill, decode -> tokenizer -> gateway: the request ends with an error."""
+
+    request_id: int
+    code: str
+    reason: str
+
+
+class StopRequest(Message, frozen=True):
+    """tokenizer -> decode: a stop string was seen; the client has its terminal event already."""
+
+    request_id: int
+
+
+class TextRow(msgspec.Struct, frozen=True, array_like=True):
+    """New text of one request in one step."""
+
+    request_id: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    reused_tokens: int
+    stop_reason: str | None
+    """The stop string that ended it, if one did."""
+
+
+class TextEmitted(Message, frozen=True):
+    """tokenizer -> gateway: one message a step."""
+
+    rows: tuple[TextRow, ...]
+
+
+class ReleasePages(Message, frozen=True):
+    """prefill, decode -> kv_pool: no item in flight touches its pages any more; idempotent."""
+
+    request_id: int
+    tokens: bytes
+    """int32: tokens whose KV is written, for the prefix index; empty to keep nothing."""
+
+
+class AbortRequest(Message, frozen=True):
+    """gateway -> tokenizer -> admission -> kv_pool -> prefill -> decode: to whoever owns it.
+
+    It follows the request on the same FIFO channels, so it can not overtake it; decode sends it round once
+    more for a request that is being recomputed.
+    """
+
+    request_id: int
+    laps: int
+
+
+class RequestAborted(Message, frozen=True):
+    """owner -> gateway: the abort is done and its pages are released or about to be."""
+
+    request_id: int
+
+
+class EstimatorReady(Message, frozen=True):
+    """estimator -> gateway: the first tables are out; requests are served from now on."""
+
+
+class PolicyCompiled(Message, frozen=True):
+    """gateway -> gateway, from its thread: the outcome of compiling a policy that a client sent."""
+
+    ticket: int
+    sha: str
+    """Empty when it was refused."""
+    name: str
+    report: str
+    """What was wrong, as file:line:col with hints; empty when it compiled."""
+
+
+class ReportState(Message, frozen=True):
+    """gateway -> every actor: describe yourself."""
+
+    ticket: int
+
+
+class StateReported(Message, frozen=True):
+    """every actor -> gateway: a small copy of its state."""
+
+    ticket: int
+    actor: str
+    state: dict[str, Any]

@@ -1,0 +1,1 @@
+"""Mechanism without scheduling rules: actors, runtimes, supervisor, arbiter, devices, trace."""

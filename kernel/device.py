@@ -1,0 +1,109 @@
+"""The device protocol: splits, lanes, launches and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from muxk.kernel.actor import Message
+from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, Split
+
+
+class ItemDone(Message, frozen=True):
+    """device -> arbiter: an item ended."""
+
+    item_id: int
+    started_ns: int
+    ended_ns: int
+    """Both on the runtime's clock, taken by the lane, so that host latency is not in them."""
+    tokens: bytes
+    """int32[rows] sampled tokens if the item was the last of its work, else empty."""
+
+
+class ItemFailed(Message, frozen=True):
+    """device -> arbiter: an item raised; the device still serves others."""
+
+    item_id: int
+    reason: str
+
+
+class Lane(Protocol):
+    """A place where items run one after the other, on a fixed set of units."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def units(self) -> range:
+        """Indices of its units; lanes whose ranges meet must not run at the same time."""
+
+
+class DevicePort(Protocol):
+    """How a device reaches the arbiter and the clock. `post` may be called from any thread."""
+
+    def now_ns(self) -> int: ...
+
+    def post(self, message: Message) -> None: ...
+
+    def post_after(self, delay_ns: int, message: Message) -> None:
+        """Only from the thread that called `launch`."""
+
+
+class Device(Protocol):
+    """One device with its units, KV pool and model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def units(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def pages(self) -> int:
+        """Pages of its KV pool, page 0 included, which is never given to a request."""
+
+    def splits(self) -> tuple[Split, ...]:
+        """Disjoint splits, ascending in decode units; empty when only time sharing is possible."""
+
+    def start(self, port: DevicePort) -> None:
+        """Make lanes and threads; called once."""
+
+    def lane(self, phase: Phase, units: int) -> Lane:
+        """The lane of a phase on a number of units; all units give the same lane for both phases."""
+
+    def launch(self, lane: Lane, item: Item, after: Sequence[int]) -> None:
+        """Queue an item behind those in the lane; it starts when the items `after` have ended."""
+
+    def discard(self, batch_id: int) -> None:
+        """Free the parked state of a prefill batch none of whose items is in flight."""
+
+    def reset(self) -> None:
+        """Forget parked state and wait for items in flight, after a crash of the executors."""
+
+    def close(self) -> None:
+        """End threads and free memory; idempotent."""
+
+
+class Runner(Protocol):
+    """A model over a paged KV pool, as the CPU device runs it. One call at a time for each lane."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def pages(self) -> int: ...
+
+    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
+        """Run layers; int32[rows] sampled tokens when `last_layer` is the model's last, else empty."""
+
+    def decode(self, work: DecodeWork) -> bytes:
+        """Run one whole step; int32[rows] sampled tokens."""
+
+    def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
+        """Run made-up tokens on page 0, for timing only."""
+
+    def discard(self, batch_id: int) -> None:
+        """Free the parked state of a prefill batch; an unknown id is ignored."""

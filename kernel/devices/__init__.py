@@ -1,0 +1,1 @@
+"""One file per device; the folder listing is the list of devices."""

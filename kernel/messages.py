@@ -1,0 +1,152 @@
+"""Messages of the arbiter and the supervisor, in life-cycle order (sender -> receiver)."""
+
+from __future__ import annotations
+
+from muxk.kernel.actor import Message
+from muxk.kernel.estimates import Estimates
+from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
+from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, Split
+
+
+class RunProbe(Message, frozen=True):
+    """estimator -> arbiter: measure something; runs alone, before other work."""
+
+    probe: ProbeWork
+    layers: int
+
+
+class ProbeDone(Message, frozen=True):
+    """arbiter -> estimator: a probe ended; `elapsed_ns` is 0 only if it failed."""
+
+    probe_id: int
+    elapsed_ns: int
+
+
+class EstimatesChanged(Message, frozen=True):
+    """estimator -> arbiter, admission: the tables from now on."""
+
+    estimates: Estimates
+
+
+class PolicyChanged(Message, frozen=True):
+    """gateway -> arbiter, admission, decode: use this policy of the book from the next decision on."""
+
+    sha: str
+
+
+class QueueChanged(Message, frozen=True):
+    """admission -> arbiter: who waits for prefill, and the batch the head would start."""
+
+    queue: QueueView
+    candidate: PrefillView | None
+
+
+class KvChanged(Message, frozen=True):
+    """kv_pool -> arbiter, admission: pages of the pool."""
+
+    kv: KvView
+
+
+class FormBatch(Message, frozen=True):
+    """arbiter -> admission: the prefill lane takes the next batch."""
+
+    decode: DecodeView
+
+
+class BatchNotFormed(Message, frozen=True):
+    """admission -> arbiter: nobody could be given pages, or nobody waits any more."""
+
+
+class SubmitPrefill(Message, frozen=True):
+    """prefill -> arbiter: a batch ready to run from layer 0."""
+
+    work: PrefillWork
+    arrival_ns: int
+    deadline_ns: int
+
+
+class CancelPrefill(Message, frozen=True):
+    """prefill -> arbiter: launch no more layers of this batch."""
+
+    batch_id: int
+
+
+class PrefillCancelled(Message, frozen=True):
+    """arbiter -> prefill: no item of the batch is in flight any more; its pages may go."""
+
+    batch_id: int
+
+
+class PrefillDone(Message, frozen=True):
+    """arbiter -> prefill: the last layer ended."""
+
+    batch_id: int
+    tokens: bytes
+    """int32[rows], the first token of each row."""
+    ended_ns: int
+
+
+class PrefillFailed(Message, frozen=True):
+    """arbiter -> prefill: an item of the batch raised on the device."""
+
+    batch_id: int
+    reason: str
+
+
+class SubmitDecode(Message, frozen=True):
+    """decode -> arbiter: the next step; replaces an earlier version of it that was not launched."""
+
+    work: DecodeWork
+
+
+class WithdrawDecode(Message, frozen=True):
+    """decode -> arbiter: no row is left in this step; answered by DecodeStepDone if it was launched."""
+
+    step_id: int
+
+
+class DecodeStepDone(Message, frozen=True):
+    """arbiter -> decode: all tokens of a step."""
+
+    step_id: int
+    version: int
+    tokens: bytes
+    """int32[rows]."""
+    ended_ns: int
+
+
+class DecodeFailed(Message, frozen=True):
+    """arbiter -> decode: the step raised on the device."""
+
+    step_id: int
+    version: int
+    reason: str
+
+
+class ItemMeasured(Message, frozen=True):
+    """arbiter -> estimator: what an item took, and beside what it ran."""
+
+    phase: Phase
+    units: int
+    rows: int
+    new_tokens: int
+    pairs: int
+    context_tokens: int
+    layers: int
+    elapsed_ns: int
+    shared: bool
+    """True when the other lane was busy for a part of it."""
+
+
+class SplitChanged(Message, frozen=True):
+    """arbiter -> gateway: for the live view and the state."""
+
+    split: Split
+    at_ns: int
+
+
+class EngineFailed(Message, frozen=True):
+    """supervisor -> permanent children: the others crashed and were rebuilt; live requests are lost."""
+
+    actor: str
+    reason: str

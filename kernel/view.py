@@ -1,0 +1,170 @@
+"""Views: frozen facts that decisions are made from. Decisions: what a policy answers.
+
+A view is a handful of sums, never a list of every request, so that `decide` costs the same at batch 4 and
+at batch 256. Times are integer nanoseconds of the runtime's clock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from muxk.kernel.estimates import Estimates
+from muxk.kernel.work import Split
+
+
+class DecodeView(msgspec.Struct, frozen=True):
+    """The running decode batch."""
+
+    batch: int
+    """Rows of the step that waits or runs; 0 when nothing decodes."""
+    context_tokens: int
+    waiting: bool
+    """True when a step was submitted and not launched."""
+    in_flight: bool
+    idle_ns: int
+    """Time since the last decode step ended, or 0 with no batch: how long tokens have been held."""
+
+
+class PrefillView(msgspec.Struct, frozen=True):
+    """A prefill batch: the running one, the parked one, or the candidate that would be formed next."""
+
+    batch_id: int
+    """0 for a candidate, which is not formed yet."""
+    requests: int
+    new_tokens: int
+    reused_tokens: int
+    pairs: int
+    """Query-key pairs, see `work.attention_pairs`."""
+    layers_left: int
+    """Layers not launched yet."""
+    arrival_ns: int
+    """Of its oldest request."""
+    deadline_ns: int
+    """Earliest TTFT deadline of its requests."""
+    depth: int
+    """0, or 1 when it preempted another batch."""
+    preemptions: int
+    """How often it was parked."""
+
+
+class QueueView(msgspec.Struct, frozen=True):
+    """Requests that wait for prefill."""
+
+    requests: int
+    tokens: int
+
+
+class KvView(msgspec.Struct, frozen=True):
+    """Pages of the KV pool."""
+
+    pages_total: int
+    pages_free: int
+    """Free or only cached: what an allocation can take."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """What `Policy.decide` sees at a decision point."""
+
+    now_ns: int
+    units_total: int
+    splits: tuple[Split, ...]
+    """Disjoint splits that the device offers, ascending in decode units; empty with a single unit."""
+    split: Split
+    """The split in force."""
+    layers: int
+    """Layers of the model."""
+    decode: DecodeView
+    running: PrefillView | None
+    """The batch whose next layers would be launched."""
+    parked: PrefillView | None
+    """A batch that was preempted and waits."""
+    candidate: PrefillView | None
+    """The head of the waiting queue, as the batch it would start; None when nobody waits."""
+    prefill_in_flight: int
+    """Prefill items on the device's lanes."""
+    queue: QueueView
+    kv: KvView
+    estimates: Estimates
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What the arbiter does next, as far as the device and the bounds allow."""
+
+    split: Split
+    """`split.decode_units == 0` holds decode, `split.prefill_units == 0` holds prefill."""
+    layers: int
+    """Layers of the next prefill item; at least 1, cut to what is left."""
+    preempt: bool
+    """Park the running prefill and start the candidate."""
+    rules: tuple[str, ...]
+    """`point/rule` of every rule that fired, for explain and for counters."""
+    errors: tuple[str, ...] = ()
+    """What went wrong in rules that fell back; counted and logged, never fatal."""
+
+
+class RequestView(msgspec.Struct, frozen=True):
+    """A request, as `admit`, `order`, `victim` and `retain` see it."""
+
+    request_id: int
+    arrival_ns: int
+    deadline_ns: int
+    """Arrival plus the TTFT SLO for its prompt."""
+    prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    pages: int
+    """Pages it holds (victim), or needs for its prompt (admit, order)."""
+    priority: int
+    """Lower is sooner."""
+    recomputes: int
+
+
+class AdmitView(msgspec.Struct, frozen=True):
+    """What `Policy.admit` sees when a request is tokenised."""
+
+    now_ns: int
+    request: RequestView
+    queue: QueueView
+    queue_bound: int
+    kv: KvView
+    estimates: Estimates
+
+
+class AdmitAnswer(msgspec.Struct, frozen=True):
+    """`accept`, or `refuse` or `shed` with the reason that the client reads."""
+
+    action: str
+    reason: str
+    rule: str
+    errors: tuple[str, ...] = ()
+
+
+class FormView(msgspec.Struct, frozen=True):
+    """What `Policy.form` sees when the prefill lane can take a new batch."""
+
+    now_ns: int
+    head: RequestView
+    """First of the queue in the policy's order."""
+    queue: QueueView
+    decode: DecodeView
+    kv: KvView
+    estimates: Estimates
+
+
+class FormAnswer(msgspec.Struct, frozen=True):
+    """How large the next prefill batch may be; the head is always taken."""
+
+    max_requests: int
+    max_tokens: int
+    rule: str
+    errors: tuple[str, ...] = ()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds that the kernel enforces for a policy."""
+
+    backlog: int
+    """Items in flight a lane may hold, 1 to 4."""
+    decode_floor_ns: int
+    """A decode step that waited this long is launched whatever the policy says."""
+    queue_bound: int
+    """Requests that may wait for prefill."""

@@ -1,0 +1,1 @@
+"""Decoder models over a paged KV pool: layers, operators, weights, sampling, tokenizer."""

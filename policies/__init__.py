@@ -1,0 +1,1 @@
+"""The policy language (schema, expressions, engine) and the shipped policies."""

@@ -1,0 +1,1 @@
+"""Measured device and model profiles, and the code that measures them."""
