@@ -69,6 +69,9 @@ class Actor:
     def draining(self) -> None:
         """Called when the supervisor asks to finish what is accepted and take no more."""
 
+    def idle(self) -> None:
+        """Called now and then when no actor has anything to do: the place for invariant checks."""
+
     def describe(self) -> dict[str, Any]:
         """A small copy of the state, for crash reports and `muxk state`."""
         return {}

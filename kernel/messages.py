@@ -150,3 +150,29 @@ class EngineFailed(Message, frozen=True):
 
     actor: str
     reason: str
+
+
+class FrameReceived(Message, frozen=True):
+    """ingress -> gateway: one frame of one peer."""
+
+    peer: bytes
+    payload: bytes
+
+
+class SendFrame(Message, frozen=True):
+    """gateway -> ingress: send one frame to one peer, without waiting."""
+
+    peer: bytes
+    payload: bytes
+
+
+class PeerGone(Message, frozen=True):
+    """ingress -> gateway: a frame could not be sent, the peer's connection is closed."""
+
+    peer: bytes
+
+
+class PeerSlow(Message, frozen=True):
+    """ingress -> gateway: the bounded queue of frames to this peer is full; a frame was not sent."""
+
+    peer: bytes
