@@ -6,8 +6,6 @@ Token columns are `int32` bytes, see `kernel/work.py`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from muxk.kernel.actor import Message
 
@@ -266,17 +264,3 @@ class PolicyCompiled(Message, frozen=True):
     name: str
     report: str
     """What was wrong, as file:line:col with hints; empty when it compiled."""
-
-
-class ReportState(Message, frozen=True):
-    """gateway -> every actor: describe yourself."""
-
-    ticket: int
-
-
-class StateReported(Message, frozen=True):
-    """every actor -> gateway: a small copy of its state."""
-
-    ticket: int
-    actor: str
-    state: dict[str, Any]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
-from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, Split
+from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork
 
 
 class RunProbe(Message, frozen=True):
@@ -99,10 +101,12 @@ class SubmitDecode(Message, frozen=True):
     work: DecodeWork
 
 
-class WithdrawDecode(Message, frozen=True):
-    """decode -> arbiter: no row is left in this step; answered by DecodeStepDone if it was launched."""
+class DecodeIdle(Message, frozen=True):
+    """decode -> arbiter: the answer to a finished step or prefill when no row can take a step."""
 
-    step_id: int
+
+class DecodeFloorReached(Message, frozen=True):
+    """arbiter -> arbiter, by timer: look whether a decode step was held for too long."""
 
 
 class DecodeStepDone(Message, frozen=True):
@@ -138,11 +142,18 @@ class ItemMeasured(Message, frozen=True):
     """True when the other lane was busy for a part of it."""
 
 
-class SplitChanged(Message, frozen=True):
-    """arbiter -> gateway: for the live view and the state."""
+class ReportState(Message, frozen=True):
+    """gateway -> every actor: describe yourself."""
 
-    split: Split
-    at_ns: int
+    ticket: int
+
+
+class StateReported(Message, frozen=True):
+    """every actor -> gateway: a small copy of its state."""
+
+    ticket: int
+    actor: str
+    state: dict[str, Any]
 
 
 class EngineFailed(Message, frozen=True):
