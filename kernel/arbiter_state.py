@@ -1,0 +1,113 @@
+"""All that the arbiter owns, who it talks to, and the view it builds for a decision."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from muxk.kernel.actor import Ref
+from muxk.kernel.device import Device
+from muxk.kernel.estimates import Estimates
+from muxk.kernel.jobs import DecodeState, PrefillJob
+from muxk.kernel.lanes import LaneTable, SplitLedger
+from muxk.kernel.messages import (
+    DecodeFailed,
+    DecodeFloorReached,
+    DecodeStepDone,
+    FormBatch,
+    ItemMeasured,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    ProbeDone,
+    RunProbe,
+    StateReported,
+)
+from muxk.kernel.policy import Policy
+from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, View
+
+
+class ArbiterRefs(Protocol):
+    """Who the arbiter talks to."""
+
+    @property
+    def arbiter(self) -> Ref[DecodeFloorReached]: ...
+
+    @property
+    def admission(self) -> Ref[FormBatch]: ...
+
+    @property
+    def prefill(self) -> Ref[PrefillDone | PrefillFailed | PrefillCancelled]: ...
+
+    @property
+    def decode(self) -> Ref[DecodeStepDone | DecodeFailed]: ...
+
+    @property
+    def estimator(self) -> Ref[ItemMeasured | ProbeDone]: ...
+
+    @property
+    def gateway(self) -> Ref[StateReported]: ...
+
+
+@dataclass
+class ArbiterState:
+    """All that the arbiter owns."""
+
+    policy: Policy
+    decode: DecodeState = field(default_factory=DecodeState)
+    jobs: dict[int, PrefillJob] = field(default_factory=dict)
+    running: PrefillJob | None = None
+    parked: PrefillJob | None = None
+    forming: bool = False
+    forming_depth: int = 0
+    candidate: PrefillView | None = None
+    queue: QueueView = field(default_factory=lambda: QueueView(0, 0))
+    kv: KvView = field(default_factory=lambda: KvView(0, 0))
+    estimates: Estimates = field(default_factory=Estimates)
+    probes: deque[RunProbe] = field(default_factory=deque)
+    floor_timer: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def work_exists(self) -> bool:
+        """Something could be launched if the policy and the bounds allowed."""
+        return self.decode.waiting is not None or (
+            not self.forming
+            and (self.running is not None or self.parked is not None or self.candidate is not None)
+        )
+
+    def unslot(self, job: PrefillJob) -> None:
+        """Make sure that no more layers of this batch are launched."""
+        if self.running is job:
+            self.running = None
+        if self.parked is job:
+            self.parked = None
+
+    def decode_view(self, now_ns: int) -> DecodeView:
+        decode = self.decode
+        return DecodeView(
+            batch=decode.rows if decode.active else 0,
+            context_tokens=decode.context_tokens if decode.active else 0,
+            waiting=decode.waiting is not None,
+            in_flight=decode.launched is not None,
+            idle_ns=now_ns - decode.held_since_ns if decode.waiting is not None else 0,
+        )
+
+    def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:
+        """The facts of one decision."""
+        running = self.running if self.running is not None and self.running.layers_left else None
+        return View(
+            now_ns=now_ns,
+            units_total=device.units,
+            splits=splits.disjoint,
+            split=splits.current,
+            layers=device.layers,
+            decode=self.decode_view(now_ns),
+            running=None if running is None else running.view(),
+            parked=None if self.parked is None else self.parked.view(),
+            candidate=self.candidate,
+            prefill_in_flight=lanes.prefills(),
+            queue=self.queue,
+            kv=self.kv,
+            estimates=self.estimates,
+        )
