@@ -1,4 +1,4 @@
-"""Shared set-up: Hypothesis profiles. A noisy machine is no reason to fail, and CI replays the same examples."""
+"""Hypothesis profiles: a noisy machine is no reason to fail, and CI replays the same examples."""
 
 from __future__ import annotations
 
