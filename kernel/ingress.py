@@ -1,0 +1,128 @@
+"""Ingress: the ROUTER socket that clients connect to, polled by the realtime runtime's loop.
+
+Every frame becomes `FrameReceived` to the actor named `gateway`; `SendFrame` to `Ref("ingress")` sends one
+without waiting. A peer that is gone or does not read is told to the gateway and never waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import zmq
+from muxk.kernel.actor import Message
+from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
+
+SEND_BOUND = 1000
+"""Default bound of frames queued for one peer."""
+
+RECEIVE_BOUND = 1000
+"""Frames of one peer that ZeroMQ reads ahead; beyond it the peer's connection is not read from."""
+
+PUMP_FRAMES = 64
+"""Frames taken from the socket in one turn, so that a flood leaves time for actors."""
+
+LINGER_MS = 200
+"""How long a stopping server waits for the last frames to leave."""
+
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 6_000
+
+
+class Ingress:
+    """One ROUTER socket. Opened and closed by the runtime, used from the loop thread only."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        max_message_bytes: int = MESSAGE_BYTES_MAX,
+        send_bound: int = SEND_BOUND,
+    ) -> None:
+        """`endpoint` is `ipc://...` in a directory of mode 0700, or `tcp://127.0.0.1:*` for a free port."""
+        assert max_message_bytes >= 1
+        assert send_bound >= 1
+        self._endpoint = endpoint
+        self._max_message_bytes = max_message_bytes
+        self._send_bound = send_bound
+        self._socket: zmq.Socket[bytes] | None = None
+        self._tell: Callable[[Message], None] = _nobody
+        self.pending = False
+        """True when frames may wait in the socket: its descriptor is edge-triggered."""
+        self.frames_malformed = 0
+        """Messages that were not exactly one frame; the gateway saw an empty payload."""
+
+    @property
+    def endpoint(self) -> str:
+        """The resolved endpoint, once it is open; before that, the one that was asked for."""
+        return self._endpoint
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], tell: Callable[[Message], None]) -> None:
+        """Bind; `tell` queues a message for the gateway. Raises zmq.ZMQError when it can not bind."""
+        socket = context.socket(zmq.ROUTER)
+        try:
+            self._configure(socket)
+            socket.bind(
+                self._endpoint.replace(":0", ":*") if self._endpoint.endswith(":0") else self._endpoint
+            )
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        self._endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._socket, self._tell, self.pending = socket, tell, True
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._max_message_bytes)
+        socket.setsockopt(zmq.SNDHWM, self._send_bound)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+
+    def fileno(self) -> int:
+        """The descriptor to wait for; readable only means that `pump` should look."""
+        assert self._socket is not None
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def send(self, frame: SendFrame) -> None:
+        """Send without waiting; the gateway hears PeerGone or PeerSlow when that fails."""
+        assert self._socket is not None
+        self.pending = True  # a send takes the edge of a frame that arrived meanwhile
+        try:
+            self._socket.send_multipart((frame.peer, frame.payload), zmq.NOBLOCK)
+        except zmq.Again:
+            self._tell(PeerSlow(peer=frame.peer))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._tell(PeerGone(peer=frame.peer))
+
+    def pump(self, frames: int) -> None:
+        """Take at most `frames` frames; `pending` stays true when there may be more."""
+        assert self._socket is not None
+        for _ in range(min(frames, PUMP_FRAMES)):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self.pending = False
+                return
+            self._tell(self._received(parts))
+
+    def _received(self, parts: list[bytes]) -> FrameReceived:
+        if len(parts) == 2:
+            return FrameReceived(peer=parts[0], payload=parts[1])
+        self.frames_malformed += 1
+        return FrameReceived(peer=parts[0], payload=b"")
+
+    def close(self) -> None:
+        """Unbind; frames already queued leave within LINGER_MS. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _nobody(message: Message) -> None:
+    raise AssertionError("the ingress is not open")

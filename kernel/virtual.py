@@ -1,0 +1,412 @@
+"""The virtual runtime: a heap of deliveries in integer nanoseconds, no event loop, no thread, no clock.
+
+Time jumps to the next delivery. The same actors, seed and inputs give the same trace hash in any process.
+Every message is encoded and decoded on its way, as in the realtime runtime. With `jitter`, deliveries at
+the same time are shuffled by the seed, but never two of one sender-receiver pair: a schedule fuzzer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muxk.kernel import codec
+from muxk.kernel.actor import Actor, ActorSpec, Context, ContractError, Message, Ref, Timer
+from muxk.kernel.device import DevicePort
+from muxk.kernel.messages import SendFrame
+from muxk.kernel.names import INGRESS_NAME, UnknownRef
+from muxk.kernel.supervisor import Child, CrashReport, InboxOverflow, RestartLimit, Supervisor
+from muxk.kernel.trace import Trace
+
+IDLE_NS = 250_000_000
+"""`idle()` of the actors is called at most this often in virtual time."""
+
+OFFLOAD_BASE_NS = 20_000
+OFFLOAD_NS_PER_SIZE = 100
+"""Default cost of an offloaded function; with bytes of text as size it is a 10 MB/s tokenizer."""
+
+EVENTS_MAX = 10_000_000
+"""Default bound of events in one `run_until_idle`."""
+
+TIE_STEP = 1 << 16
+"""With jitter, how far apart (at most) two ties of the same pair are drawn."""
+
+TIES_KEPT = 1024
+"""With jitter, pairs remembered before those of the past are dropped."""
+
+
+def default_offload_cost_ns(size: int) -> int:
+    """Modelled time of an offloaded function, in ns."""
+    return OFFLOAD_BASE_NS + OFFLOAD_NS_PER_SIZE * size
+
+
+class StillBusy(RuntimeError):
+    """A run that was to end by itself did not."""
+
+
+@dataclass(eq=False, slots=True)
+class _Inbox:
+    """The inbox of one generation of an actor: only a count, the messages are in the heap."""
+
+    child: Child
+    decode: Callable[[bytes], Message]
+    is_open: bool = True
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.child.name
+
+
+@dataclass(eq=False, slots=True)
+class _Delivery:
+    """One entry of the heap."""
+
+    target: str
+    inbox: _Inbox | None
+    """The generation it is for; None for what comes from outside: whichever lives then."""
+    owner: _Inbox | None
+    """The generation that set the timer, if it is one."""
+    message: Message
+    frame: bytes | None
+    """Its encoded form, which is what arrives; None where `encode_every` skips it."""
+    queued: bool
+    """True when it counts towards the depth of the inbox."""
+    failure: Exception | None = None
+    """What an offloaded function raised, instead of a message."""
+    cancelled: bool = False
+
+    @property
+    def void(self) -> bool:
+        """True when nobody is to see it any more."""
+        if self.cancelled or (self.owner is not None and not self.owner.is_open):
+            return True
+        return self.inbox is not None and not self.inbox.is_open
+
+
+class VirtualRuntime:
+    """Runs actors in virtual time. One object is one run."""
+
+    def __init__(
+        self,
+        specs: Sequence[ActorSpec],
+        *,
+        trace: Trace,
+        seed: int = 0,
+        jitter: bool = False,
+        egress: Callable[[SendFrame], None] | None = None,
+        encode_every: int = 1,
+        offload_cost_ns: Callable[[int], int] = default_offload_cost_ns,
+        offload_threads: int = 1,
+        limit: RestartLimit | None = None,
+        report: Callable[[CrashReport], None] | None = None,
+        report_directory: Path | None = None,
+    ) -> None:
+        """`egress` is called at once with each frame sent to the ingress and may call `inject`.
+
+        Raises ContractError when handlers and `Accepts` of an actor differ.
+        """
+        assert encode_every >= 1
+        self._trace = trace
+        self._jitter = random.Random(seed) if jitter else None
+        self._egress = egress
+        self._encode_every = encode_every
+        self._offload_cost_ns = offload_cost_ns
+        self._offload_free_ns = [0] * offload_threads
+        self._supervisor = Supervisor(
+            specs, self, trace, limit=limit, report=report, report_directory=report_directory
+        )
+        self._inboxes: dict[str, _Inbox] = {}
+        self._heap: list[tuple[int, int, int, _Delivery]] = []
+        self._sequence = 0
+        self._ties_ns = 0
+        self._ties: dict[tuple[int, str, str], int] = {}
+        self._timers: dict[int, _Delivery] = {}
+        self._cancelled = 0
+        self._failures: list[tuple[Child, Exception, Message | None]] = []
+        self._now_ns = 0
+        self._idle_due_ns = 0
+        self._idle_wanted = False
+        self._started = False
+        self.stop_reason: str | None = None
+        """Why the run ended, or None while it goes on."""
+
+    # What the application calls.
+
+    def start(self) -> None:
+        """Start the children at time 0; the first run or inject does it when nobody else did."""
+        if not self._started:
+            self._started = True
+            self._supervisor.start()
+            self._settle()
+
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self._now_ns
+
+    def inject(self, ref: Ref[Any], message: Message, at_ns: int) -> None:
+        """Deliver a message from outside at a time that is not past."""
+        self.start()
+        if at_ns < self._now_ns:
+            raise ValueError(f"{at_ns} ns is past, it is {self._now_ns} ns")
+        _check_accepts(self.inbox(ref.name), message)
+        frame = self._frame(message)
+        self._schedule(at_ns, "outside", _Delivery(ref.name, None, None, message, frame, queued=False))
+
+    def run_until(self, time_ns: int) -> int:
+        """Handle everything up to and including `time_ns`, which is then the time; the number handled."""
+        self.start()
+        handled = 0
+        while self.stop_reason is None and (next_ns := self._next_ns()) is not None and next_ns <= time_ns:
+            self._step()
+            handled += 1
+        if self.stop_reason is None:
+            self._now_ns = max(self._now_ns, time_ns)
+        return handled
+
+    def run_until_idle(self, max_events: int = EVENTS_MAX) -> int:
+        """Handle everything; the number handled. Raises StillBusy after `max_events`."""
+        self.start()
+        handled = 0
+        while self.stop_reason is None and self._next_ns() is not None:
+            if handled >= max_events:
+                raise StillBusy(f"still busy after {max_events} events, at {self._now_ns} ns")
+            self._step()
+            handled += 1
+        return handled
+
+    def request_stop(self, reason: str) -> None:
+        """Stop now; the first reason stays."""
+        self.halt(reason)
+        self._settle()
+
+    def request_drain(self) -> None:
+        """Call `draining()` of every actor, once."""
+        self.start()
+        self._supervisor.drain()
+        self._settle()
+
+    def port(self, actor_name: str) -> DevicePort:
+        """How a device reaches an actor, whatever its generation."""
+        return _Port(self, actor_name)
+
+    def actor(self, name: str) -> Actor:
+        """The live actor of this name."""
+        return self._supervisor.actor(name)
+
+    # What the supervisor calls.
+
+    def open_inbox(self, child: Child) -> Context:
+        inbox = _Inbox(child, codec.decoder(child.spec.actor_class))
+        self._inboxes[child.name] = inbox
+        return _ActorContext(self, inbox)
+
+    def close_inbox(self, child: Child) -> None:
+        self._inboxes[child.name].is_open = False
+
+    def halt(self, reason: str) -> None:
+        if self.stop_reason is None:
+            self.stop_reason = reason
+
+    # The loop.
+
+    def _next_ns(self) -> int | None:
+        """When the next delivery is due; calls `idle()` first, where time is about to pass."""
+        next_ns = self._peek_ns()
+        # Nothing can change until next_ns: a good time to check, but not more often than IDLE_NS.
+        quiet = next_ns is None or (next_ns > self._now_ns and self._now_ns >= self._idle_due_ns)
+        if quiet and self._idle_wanted:
+            self._idle()
+            next_ns = self._peek_ns()
+        return next_ns
+
+    def _peek_ns(self) -> int | None:
+        heap = self._heap
+        while heap and heap[0][3].void:
+            self._timers.pop(heapq.heappop(heap)[2], None)
+        return heap[0][0] if heap else None
+
+    def _idle(self) -> None:
+        self._idle_wanted = False
+        self._idle_due_ns = self._now_ns + IDLE_NS
+        self._supervisor.idle()
+        self._settle()
+
+    def _step(self) -> None:
+        at_ns, _, sequence, delivery = heapq.heappop(self._heap)
+        assert at_ns >= self._now_ns, "time went back"
+        self._now_ns = at_ns
+        self._timers.pop(sequence, None)
+        inbox = delivery.inbox or self._inboxes[delivery.target]
+        inbox.depth -= delivery.queued
+        self._idle_wanted = True
+        if delivery.failure is not None:
+            self._supervisor.crash(inbox.child, delivery.failure, None)
+        elif inbox.is_open:
+            self._handle(inbox, delivery)
+        self._settle()
+
+    def _handle(self, inbox: _Inbox, delivery: _Delivery) -> None:
+        message = delivery.message
+        kind = type(message)
+        self._trace.mix(self._now_ns, inbox.name, delivery.frame or kind.__name__.encode())
+        self._trace.record(self._now_ns, "handled", inbox.name, kind.__name__, message)
+        try:
+            arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
+            inbox.child.handlers[kind](arrived)
+        except Exception as error:
+            self._supervisor.crash(inbox.child, error, message)
+
+    def _settle(self) -> None:
+        """After each handler: crash who overflowed, and stop the children when the run is over."""
+        while self._failures and self.stop_reason is None:
+            self._supervisor.crash(*self._failures.pop(0))
+        if self.stop_reason is not None:
+            self._supervisor.stop()
+
+    # Sending.
+
+    def inbox(self, name: str) -> _Inbox:
+        """The inbox of the live generation; raises UnknownRef."""
+        try:
+            return self._inboxes[name]
+        except KeyError:
+            raise UnknownRef(name) from None
+
+    def send(self, sender: str, ref: Ref[Any], message: Message) -> None:
+        """Queue a message for now."""
+        if ref.name == INGRESS_NAME:
+            self._send_out(sender, message)
+            return
+        inbox = self.inbox(ref.name)
+        _check_accepts(inbox, message)
+        if not inbox.is_open:
+            self._trace.record(self._now_ns, "dropped", sender, type(message).__name__, ref.name)
+        elif inbox.depth >= inbox.child.spec.inbox_bound:
+            bound = inbox.child.spec.inbox_bound
+            self._failures.append((inbox.child, InboxOverflow(inbox.name, bound), message))
+        else:
+            inbox.depth += 1
+            delivery = _Delivery(ref.name, inbox, None, message, self._frame(message), queued=True)
+            self._schedule(self._now_ns, sender, delivery)
+            self._trace.record(self._now_ns, "sent", sender, type(message).__name__, ref.name)
+
+    def _send_out(self, sender: str, message: Message) -> None:
+        if not isinstance(message, SendFrame):
+            raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
+        self._trace.mix(self._now_ns, INGRESS_NAME, message.payload)
+        self._trace.record(self._now_ns, "sent", sender, type(message).__name__, INGRESS_NAME)
+        if self._egress is not None:
+            self._egress(message)
+
+    def send_after(self, delay_ns: int, owner: _Inbox, ref: Ref[Any], message: Message) -> Timer:
+        """Queue a message for later; void once its owner or its target is closed."""
+        target = self.inbox(ref.name)
+        _check_accepts(target, message)
+        delivery = _Delivery(ref.name, target, owner, message, self._frame(message), queued=False)
+        timer_id = self._schedule(self._now_ns + max(0, delay_ns), owner.name, delivery)
+        self._timers[timer_id] = delivery
+        return Timer(timer_id)
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer; one that has fired is ignored."""
+        delivery = self._timers.pop(timer.timer_id, None)
+        if delivery is not None:
+            delivery.cancelled = True
+            self._compact()
+
+    def _compact(self) -> None:
+        """Cancelled timers stay in the heap until they come up; do not let them outnumber the others."""
+        self._cancelled += 1
+        if self._cancelled > 64 + len(self._heap) // 2:
+            self._cancelled = 0
+            self._heap = [entry for entry in self._heap if not entry[3].void]
+            heapq.heapify(self._heap)
+
+    def offload(self, owner: _Inbox, function: Callable[[], Message], size: int) -> None:
+        """Run a function now; its message arrives when one of the modelled threads would have ended it."""
+        free_ns = self._offload_free_ns
+        thread = free_ns.index(min(free_ns))
+        free_ns[thread] = max(self._now_ns, free_ns[thread]) + self._offload_cost_ns(size)
+        self._schedule(free_ns[thread], f"{owner.name}/offload", self._offloaded(owner, function))
+
+    def _offloaded(self, owner: _Inbox, function: Callable[[], Message]) -> _Delivery:
+        try:
+            message = function()
+            _check_accepts(owner, message)
+            return _Delivery(owner.name, owner, None, message, self._frame(message), queued=False)
+        except Exception as error:
+            return _Delivery(owner.name, owner, None, Message(), None, queued=False, failure=error)
+
+    def _frame(self, message: Message) -> bytes | None:
+        return codec.encode(message) if self._sequence % self._encode_every == 0 else None
+
+    def _schedule(self, at_ns: int, sender: str, delivery: _Delivery) -> int:
+        self._sequence += 1
+        tie = 0 if self._jitter is None else self._tie(self._jitter, at_ns, sender, delivery.target)
+        heapq.heappush(self._heap, (at_ns, tie, self._sequence, delivery))
+        return self._sequence
+
+    def _tie(self, jitter: random.Random, at_ns: int, sender: str, target: str) -> int:
+        """A random rank among the deliveries of `at_ns`, above the earlier ones of the same pair."""
+        if self._ties_ns < self._now_ns and len(self._ties) > TIES_KEPT:
+            self._ties_ns = self._now_ns
+            self._ties = {key: tie for key, tie in self._ties.items() if key[0] >= self._now_ns}
+        key = (at_ns, sender, target)
+        last = self._ties.get(key, jitter.randrange(TIE_STEP * 16))
+        self._ties[key] = last + 1 + jitter.randrange(TIE_STEP)
+        return self._ties[key]
+
+
+class _ActorContext:
+    """The six verbs, for one generation of one actor."""
+
+    __slots__ = ("_inbox", "_runtime")
+
+    def __init__(self, runtime: VirtualRuntime, inbox: _Inbox) -> None:
+        self._runtime = runtime
+        self._inbox = inbox
+
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
+    def send(self, ref: Ref[Any], message: Any) -> None:
+        self._runtime.send(self._inbox.name, ref, message)
+
+    def send_after(self, delay_ns: int, ref: Ref[Any], message: Any) -> Timer:
+        return self._runtime.send_after(delay_ns, self._inbox, ref, message)
+
+    def cancel(self, timer: Timer) -> None:
+        self._runtime.cancel(timer)
+
+    def offload(self, function: Callable[[], Message], size: int) -> None:
+        self._runtime.offload(self._inbox, function, size)
+
+    def stop(self, reason: str) -> None:
+        self._runtime.halt(reason)
+
+
+class _Port:
+    """How a device reaches an actor. A post belongs to the generation that lives when it is made."""
+
+    def __init__(self, runtime: VirtualRuntime, name: str) -> None:
+        self._runtime = runtime
+        self._ref: Ref[Any] = Ref(name)
+
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
+    def post(self, message: Message) -> None:
+        self._runtime.send("device", self._ref, message)
+
+    def post_after(self, delay_ns: int, message: Message) -> None:
+        self._runtime.send_after(delay_ns, self._runtime.inbox(self._ref.name), self._ref, message)
+
+
+def _check_accepts(inbox: _Inbox, message: Message) -> None:
+    if type(message) not in inbox.child.handlers:
+        raise ContractError(f"{inbox.name} does not accept {type(message).__name__}")
