@@ -264,3 +264,7 @@ class PolicyCompiled(Message, frozen=True):
     name: str
     report: str
     """What was wrong, as file:line:col with hints; empty when it compiled."""
+
+
+class KeepAlive(Message, frozen=True):
+    """gateway -> gateway, by timer: send an empty frame to peers with live requests, to find dead ones."""

@@ -126,7 +126,8 @@ class Arbiter(Actor):
 
     def on_submit_decode(self, message: SubmitDecode) -> None:
         decode = self.state.decode
-        if decode.launched is not None and decode.launched.step_id == message.work.step_id:
+        launched = 0 if decode.launched is None else decode.launched.step_id
+        if message.work.step_id <= max(launched, decode.ended_step):
             self.state.counts["late decode versions"] += 1
             return
         if decode.waiting is None:
@@ -175,7 +176,7 @@ class Arbiter(Actor):
             flight.job.failure = message.reason
             self._give_up(flight.job)
         elif isinstance(flight.work, DecodeWork):
-            self._expect_decode(flight.work.rows)
+            self._expect_decode(flight.work)
             failed = DecodeFailed(flight.work.step_id, flight.work.version, message.reason)
             self.send(self._refs.decode, failed)
         elif isinstance(flight.work, ProbeWork):
@@ -197,20 +198,22 @@ class Arbiter(Actor):
         elif job.layers_left == 0 and job.in_flight == 0:
             self._forget(job)
             if not self.state.decode.active:
-                self._expect_decode(job.work.rows)
+                self.state.decode.expected = True
+                self.state.decode.rows = job.work.rows
             done = PrefillDone(batch_id, message.tokens, message.ended_ns)
             self.send(self._refs.prefill, done)
 
     def _decode_step_ended(self, work: DecodeWork, message: ItemDone) -> None:
         self.state.counts["decode steps"] += 1
-        self._expect_decode(work.rows)
+        self._expect_decode(work)
         done = DecodeStepDone(work.step_id, work.version, message.tokens, message.ended_ns)
         self.send(self._refs.decode, done)
 
-    def _expect_decode(self, rows: int) -> None:
-        self.state.decode.launched = None
-        self.state.decode.expected = True
-        self.state.decode.rows = rows
+    def _expect_decode(self, ended: DecodeWork) -> None:
+        decode = self.state.decode
+        decode.launched = None
+        decode.ended_step = ended.step_id
+        decode.expected = True
 
     def _give_up(self, job: PrefillJob) -> None:
         """Launch no more of a cancelled or failed batch, and end it when nothing of it is in flight."""

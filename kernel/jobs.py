@@ -78,6 +78,8 @@ class DecodeState:
     batch counts as it was, or a decision in between would take its units away."""
     rows: int = 0
     context_tokens: int = 0
+    ended_step: int = 0
+    """The last step that ended: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0
     """When the executor submitted the step that waits."""
 

@@ -1,0 +1,284 @@
+"""decode: the executor of the continuous batch.
+
+Requests join after prefill and leave at their end; each step is one work for the arbiter and one message to
+the tokenizer. Pages are asked for ahead of need; when the pool is exhausted the policy's victim is computed
+again later, with the same tokens. Invariants: at most one step is outstanding; a row leaves, and its pages go
+back, only when no step that was submitted with it can still run; the arbiter's step or batch always gets
+exactly one answer, `SubmitDecode` or `DecodeIdle`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from muxk.actors.admission import request_view
+from muxk.actors.decode_batch import DecodeBatch, Ending, Row
+from muxk.actors.messages import (
+    AbortRequest,
+    EmittedRow,
+    GrowPages,
+    JoinDecode,
+    PagesGrown,
+    RecomputeRequest,
+    ReleasePages,
+    RequestAborted,
+    RequestFailed,
+    StopRequest,
+    TokensEmitted,
+)
+from muxk.actors.refs import DecodeInbox, Refs
+from muxk.kernel.actor import Actor
+from muxk.kernel.messages import (
+    DecodeFailed,
+    DecodeIdle,
+    DecodeStepDone,
+    PolicyChanged,
+    ReportState,
+    StateReported,
+    SubmitDecode,
+)
+from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.view import RequestView
+from muxk.kernel.work import int32_array, int32_bytes
+
+GROW_AHEAD_TOKENS = 8
+"""A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
+
+
+@dataclass
+class DecodeActorState:
+    policy: Policy
+    batch: DecodeBatch = field(default_factory=DecodeBatch)
+    step_id: int = 0
+    versions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Requests in each submitted version of the outstanding step; empty when none is outstanding."""
+    steps: int = 0
+    tokens: int = 0
+    recomputes: int = 0
+    late_events: int = 0
+
+
+class Decode(Actor):
+    """One a device."""
+
+    Accepts = DecodeInbox
+
+    def __init__(self, refs: Refs, book: PolicyBook, policy_sha: str, end_ids: frozenset[int]) -> None:
+        self._refs = refs
+        self._book = book
+        self._end_ids = end_ids
+        self.state = DecodeActorState(policy=book[policy_sha])
+
+    def on_join_decode(self, message: JoinDecode) -> None:
+        emitted: list[EmittedRow] = []
+        for reserved, token in zip(message.requests, int32_array(message.tokens).tolist(), strict=True):
+            row = self.state.batch.add(reserved, token)
+            emitted.append(self._account(row, token))
+        if self.state.versions:
+            if message.requests:
+                self._submit()  # a newer version of the step that waits, or ignored if it runs already
+        else:
+            self._next_step()
+        self._emit(emitted)
+        self._settle()
+
+    def on_decode_step_done(self, message: DecodeStepDone) -> None:
+        requests = self._end_step(message.version)
+        emitted: list[EmittedRow] = []
+        rows = self.state.batch.rows
+        for request_id, token in zip(requests, int32_array(message.tokens).tolist(), strict=True):
+            row = rows[request_id]
+            if row.ending is None:
+                self.state.batch.advance(row, token)
+                emitted.append(self._account(row, token))
+        self.state.steps += 1
+        # The next step first: what follows runs while it does.
+        self._next_step()
+        self._emit(emitted)
+        self._settle()
+
+    def on_decode_failed(self, message: DecodeFailed) -> None:
+        for request_id in self._end_step(message.version):
+            row = self.state.batch.rows[request_id]
+            if row.ending is None:
+                row.ending = Ending(keep=False, recompute=False)
+                failed = RequestFailed(request_id, "engine_failed", f"decode failed: {message.reason}")
+                self.send(self._refs.tokenizer, failed)
+        self._next_step()
+        self._settle()
+
+    def _end_step(self, version: int) -> tuple[int, ...]:
+        """The requests of the version that ran; no version of this step can run any more."""
+        versions = self.state.versions
+        for requests in versions.values():
+            for request_id in requests:
+                self.state.batch.rows[request_id].steps -= 1
+        requests = versions[version]
+        versions.clear()
+        return requests
+
+    def _account(self, row: Row, token: int) -> EmittedRow:
+        """Note a new token and see whether it ends the request."""
+        self.state.tokens += 1
+        params = row.request.params
+        reason: str | None = None
+        if token in self._end_ids and not params.ignore_eos:
+            reason = "stop"
+        elif len(row.generated) >= params.max_tokens:
+            reason = "length"
+        if reason is not None:
+            keep = self.state.policy.retain(self._view(row))
+            row.ending = Ending(keep=keep, recompute=False)
+        return EmittedRow(row.request.request_id, (token,), reason, row.reused_tokens)
+
+    def _emit(self, emitted: list[EmittedRow]) -> None:
+        if emitted:
+            self.send(self._refs.tokenizer, TokensEmitted(tuple(emitted)))
+
+    # --- steps ---
+
+    def _next_step(self) -> None:
+        """Answer the arbiter: the next step, or nothing to do."""
+        assert not self.state.versions
+        self.state.step_id += 1
+        if not self._submit():
+            self.send(self._refs.arbiter, DecodeIdle())
+
+    def _submit(self) -> bool:
+        state = self.state
+        rows = state.batch.ready()
+        if not rows:
+            return False
+        version = len(state.versions) + 1
+        work = state.batch.work(rows, state.step_id, version)
+        state.versions[version] = work.requests
+        for row in rows:
+            row.steps += 1
+        self.send(self._refs.arbiter, SubmitDecode(work))
+        return True
+
+    def _settle(self) -> None:
+        """Let go of ended rows, ask for pages, and make room when there are none."""
+        for row in [row for row in self.state.batch.rows.values() if row.ending is not None]:
+            if row.steps == 0:
+                self._let_go(row)
+        self._grow()
+
+    def _let_go(self, row: Row) -> None:
+        ending = row.ending
+        assert ending is not None
+        assert row.steps == 0, "a step in flight may still touch its pages"
+        self.state.batch.remove(row)
+        request = row.request
+        written = request.prompt + int32_bytes(row.generated[:-1])
+        kept = written if ending.keep or ending.recompute else b""
+        self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept))
+        if ending.recompute:
+            again = msgspec.structs.replace(
+                request, generated=int32_bytes(row.generated), recomputes=request.recomputes + 1
+            )
+            self.send(self._refs.admission, RecomputeRequest(again))
+
+    # --- pages ---
+
+    def _grow(self) -> None:
+        wanted = [
+            row
+            for row in self.state.batch.rows.values()
+            if row.ending is None and not row.growing and self._needs_page(row)
+        ]
+        for row in wanted:
+            row.growing = True
+        if wanted:
+            ids = tuple(row.request.request_id for row in wanted)
+            self.send(self._refs.kv_pool, GrowPages(ids))
+
+    def _needs_page(self, row: Row) -> bool:
+        last = row.request.prompt_tokens + row.request.params.max_tokens - 1
+        return row.capacity < last and row.capacity - row.position < GROW_AHEAD_TOKENS
+
+    def on_pages_grown(self, message: PagesGrown) -> None:
+        rows = self.state.batch.rows
+        for request_id, page in zip(message.request_ids, message.pages, strict=True):
+            row = rows.get(request_id)
+            if row is None:
+                # It ended meanwhile; its release, sent before, gave this page back as well.
+                self.state.late_events += 1
+            else:
+                self.state.batch.add_page(row, page)
+        for request_id in message.denied:
+            if request_id in rows:
+                rows[request_id].growing = False
+        if message.denied and self._stalled():
+            self._evict()
+        if not self.state.versions and self.state.batch.ready():
+            self._submit_unasked()
+
+    def _stalled(self) -> bool:
+        """A row can not take the next step for want of a page."""
+        return any(row.ending is None and not row.fits for row in self.state.batch.rows.values())
+
+    def _evict(self) -> None:
+        """Choose who is computed again later; nobody while pages of an earlier choice are to come back."""
+        rows = [row for row in self.state.batch.rows.values() if row.ending is None]
+        leaving = any(row.ending is not None for row in self.state.batch.rows.values())
+        if leaving or not rows:
+            return
+        victim = rows[self.state.policy.victim([self._view(row) for row in rows], self.now_ns())]
+        victim.ending = Ending(keep=True, recompute=True)
+        self.state.recomputes += 1
+        self._settle()
+
+    def _submit_unasked(self) -> None:
+        """All rows had stalled, so that the arbiter was told `DecodeIdle`; now some can go on."""
+        self.state.step_id += 1
+        self._submit()
+
+    def _view(self, row: Row) -> RequestView:
+        view = request_view(row.request)
+        return msgspec.structs.replace(view, generated_tokens=len(row.generated), pages=row.pages)
+
+    # --- ends from outside ---
+
+    def on_stop_request(self, message: StopRequest) -> None:
+        row = self.state.batch.rows.get(message.request_id)
+        if row is None or row.ending is not None:
+            self.state.late_events += 1
+            return
+        row.ending = Ending(keep=self.state.policy.retain(self._view(row)), recompute=False)
+        self._settle()
+
+    def on_abort_request(self, message: AbortRequest) -> None:
+        row = self.state.batch.rows.get(message.request_id)
+        if row is None:
+            self._pass_on(message)
+            return
+        self.send(self._refs.gateway, RequestAborted(message.request_id))
+        row.ending = Ending(keep=False, recompute=False)
+        self._settle()
+
+    def _pass_on(self, message: AbortRequest) -> None:
+        """It may be on its way round for a recompute: once more along the chain, then it has ended."""
+        if message.laps == 0:
+            self.send(self._refs.admission, AbortRequest(message.request_id, laps=1))
+        else:
+            self.send(self._refs.gateway, RequestAborted(message.request_id))
+            self.state.late_events += 1
+
+    def on_policy_changed(self, message: PolicyChanged) -> None:
+        self.state.policy = self._book[message.sha]
+
+    def on_report_state(self, message: ReportState) -> None:
+        self.send(self._refs.gateway, StateReported(message.ticket, "decode", self.describe()))
+
+    def describe(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "rows": len(state.batch.rows),
+            "steps": state.steps,
+            "tokens": state.tokens,
+            "recomputes": state.recomputes,
+            "late_events": state.late_events,
+        }

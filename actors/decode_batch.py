@@ -1,0 +1,150 @@
+"""The running decode batch: one slot a request, its columns kept in arrays between steps.
+
+A step gathers the columns of its rows in a few array operations, so that its host time hardly grows with the
+batch; the page table is written one cell at a time, when a page is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from muxk.actors.messages import Request, ReservedRequest
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns
+
+SAMPLING_DTYPE = np.dtype(
+    [("temperature", "<f4"), ("top_p", "<f4"), ("top_k", "<i4"), ("seed", "<u8"), ("choice", "<u4")]
+)
+"""One row of the sampling columns."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request in the batch."""
+
+    request: Request
+    slot: int
+    generated: list[int]
+    """All generated tokens, those from before a recompute included."""
+    position: int
+    """Position of the last token, whose KV the next step writes."""
+    pages: int
+    reused_tokens: int
+    growing: bool = False
+    """A page was asked for and not answered."""
+    steps: int = 0
+    """Steps that were submitted with it and have not ended."""
+    ending: Ending | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit its pages."""
+        return self.pages * PAGE_SIZE
+
+    @property
+    def fits(self) -> bool:
+        """The next step has a slot to write to."""
+        return self.position < self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What happens to a row once no step in flight touches its pages."""
+
+    keep: bool
+    """Its pages go into the prefix index."""
+    recompute: bool
+    """It goes back to admission."""
+
+
+@dataclass
+class DecodeBatch:
+    """Rows by request id, in the order in which they joined."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    _free_slots: list[int] = field(default_factory=list)
+    _table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((8, 16), dtype="<i4"))
+    _tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(8, dtype="<i4"))
+    _columns: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(8, dtype=SAMPLING_DTYPE))
+
+    def __post_init__(self) -> None:
+        self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
+
+    def add(self, reserved: ReservedRequest, first_token: int) -> Row:
+        """Take a request whose first token was sampled by prefill."""
+        request = reserved.request
+        slot = self._take_slot()
+        tokens = request.prompt_tokens + request.generated_tokens
+        generated = np.frombuffer(request.generated, dtype="<i4").tolist()
+        row = Row(request, slot, generated, tokens - 1, len(reserved.pages), reserved.reused_tokens)
+        self._widen(row.pages)
+        self._table[slot] = 0
+        self._table[slot, : row.pages] = reserved.pages
+        params = request.params
+        self._columns[slot] = (params.temperature, params.top_p, params.top_k, params.seed, params.choice)
+        self.rows[request.request_id] = row
+        self.advance(row, first_token)
+        return row
+
+    def advance(self, row: Row, token: int) -> None:
+        """Append a sampled token."""
+        row.generated.append(token)
+        row.position += 1
+        self._tokens[row.slot] = token
+
+    def add_page(self, row: Row, page: int) -> None:
+        self._widen(row.pages + 1)
+        self._table[row.slot, row.pages] = page
+        row.pages += 1
+        row.growing = False
+
+    def remove(self, row: Row) -> None:
+        del self.rows[row.request.request_id]
+        self._free_slots.append(row.slot)
+
+    def ready(self) -> list[Row]:
+        """Rows that the next step can take."""
+        return [row for row in self.rows.values() if row.ending is None and row.fits]
+
+    def work(self, rows: Sequence[Row], step_id: int, version: int) -> DecodeWork:
+        """The columns of one step; `rows` is not empty."""
+        slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
+        positions = np.fromiter((row.position for row in rows), dtype="<i4", count=len(rows))
+        width = int(positions.max()) // PAGE_SIZE + 1
+        return DecodeWork(
+            step_id=step_id,
+            version=version,
+            requests=tuple(row.request.request_id for row in rows),
+            tokens=self._tokens[slots].tobytes(),
+            positions=positions.tobytes(),
+            page_table=self._table[slots, :width].tobytes(),
+            pages_per_row=width,
+            context_tokens=int(positions.sum()) + len(rows),
+            sampling=self._sampling(slots),
+        )
+
+    def _sampling(self, slots: npt.NDArray[np.intp]) -> SamplingColumns:
+        columns = self._columns[slots]
+        return SamplingColumns(
+            temperature=columns["temperature"].tobytes(),
+            top_p=columns["top_p"].tobytes(),
+            top_k=columns["top_k"].tobytes(),
+            seed=columns["seed"].tobytes(),
+            choice=columns["choice"].tobytes(),
+            greedy=not columns["temperature"].any(),
+        )
+
+    def _take_slot(self) -> int:
+        if not self._free_slots:
+            old = len(self._tokens)
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._free_slots = list(range(2 * old - 1, old - 1, -1))
+        return self._free_slots.pop()
+
+    def _widen(self, pages: int) -> None:
+        while self._table.shape[1] < pages:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)

@@ -1,0 +1,185 @@
+"""KV pages: free list, reference counts, and a prefix index of hash-chained pages with LRU eviction.
+
+Every page but page 0 is in exactly one of three states: *used* (one or more requests hold it), *cached*
+(nobody holds it, the prefix index can still give it out), *free*. `check` asserts it. The index key of a page
+is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that a
+collision can not hand out foreign KV.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from muxk.kernel.work import PAGE_SIZE
+
+PAGE_BYTES = PAGE_SIZE * 4
+"""Bytes of the tokens of a page, as int32."""
+ROOT_KEY = b""
+"""Parent of the first page of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the index knows of a page."""
+
+    key: bytes
+    parent: bytes
+    tokens: bytes
+
+
+class PagePool:
+    """Pages 1 to total - 1; page 0 is scratch and never given out. All token columns are int32 bytes."""
+
+    def __init__(self, total: int) -> None:
+        if total < 2:
+            raise ValueError(f"a KV pool needs at least 2 pages, got {total}")
+        self.total = total - 1
+        self._free: deque[int] = deque(range(1, total))
+        self._references = [0] * total
+        self._entries: dict[int, _Entry] = {}
+        self._index: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._held: dict[int, list[int]] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free - self.cached
+
+    @property
+    def available(self) -> int:
+        """Pages that an allocation can take: free, or only cached."""
+        return self.free + self.cached
+
+    @property
+    def holders(self) -> int:
+        """Requests that hold pages."""
+        return len(self._held)
+
+    def pages_of(self, request_id: int) -> tuple[int, ...]:
+        """Pages of a request in the order of its tokens; empty for an unknown one."""
+        return tuple(self._held.get(request_id, ()))
+
+    def reserve(self, request_id: int, tokens: bytes, spare: int) -> int | None:
+        """Give a request pages for all its tokens and one more.
+
+        Returns the number of tokens at the front whose KV is already in the pages, always less than all; None
+        when fewer than `spare` pages would stay available.
+        """
+        assert request_id not in self._held, "a request's pages have one owner"
+        count = len(tokens) // 4
+        matched = self._match(tokens)
+        needed = count // PAGE_SIZE + 1 - len(matched)
+        revived = sum(self._references[page] == 0 for page in matched)
+        if self.available - revived < needed + spare:
+            return None
+        for page in matched:
+            self._take(page)
+        self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
+        return len(matched) * PAGE_SIZE
+
+    def grow(self, request_id: int) -> int | None:
+        """One more page for a request; None when there is none, or the request is unknown."""
+        pages = self._held.get(request_id)
+        if pages is None or self.available == 0:
+            return None
+        page = self._allocate()
+        pages.append(page)
+        return page
+
+    def publish(self, request_id: int, tokens: bytes) -> None:
+        """Index the full pages of a request whose KV is written for these tokens."""
+        parent = ROOT_KEY
+        for page, chunk in zip(self._held.get(request_id, ()), _full_pages(tokens), strict=False):
+            key = _key(parent, chunk)
+            if key not in self._index and page not in self._entries:
+                self._index[key] = page
+                self._entries[page] = _Entry(key, parent, chunk)
+            parent = key
+
+    def release(self, request_id: int) -> bool:
+        """Take back what a request holds; False if it holds nothing (released before, or never known)."""
+        pages = self._held.pop(request_id, None)
+        if pages is None:
+            return False
+        # Last page first: eviction takes the oldest, and a chain is of no use without its beginning.
+        for page in reversed(pages):
+            self._drop(page)
+        return True
+
+    def check(self) -> None:
+        """Assert that no page is lost, shared by mistake or indexed wrongly."""
+        counted = [0] * (self.total + 1)
+        for pages in self._held.values():
+            for page in pages:
+                counted[page] += 1
+        assert counted == self._references, "reference counts differ from what requests hold"
+        assert len(set(self._free)) == len(self._free), "a page is free twice"
+        assert not set(self._free) & set(self._cached), "a page is free and cached"
+        for page in (*self._free, *self._cached):
+            assert counted[page] == 0, f"page {page} is held and free or cached"
+        in_use = sum(count > 0 for count in counted)
+        assert in_use + self.free + self.cached == self.total, "pages were lost"
+        for key, page in self._index.items():
+            assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
+        assert len(self._index) == len(self._entries), "an index entry has no page"
+
+    def _match(self, tokens: bytes) -> list[int]:
+        """Longest chain of indexed pages at the front, leaving at least one token to compute."""
+        pages: list[int] = []
+        parent = ROOT_KEY
+        for chunk in _full_pages(tokens[:-4]):
+            key = _key(parent, chunk)
+            page = self._index.get(key)
+            if page is None:
+                break
+            entry = self._entries[page]
+            if entry.tokens != chunk or entry.parent != parent:
+                break
+            pages.append(page)
+            parent = key
+        return pages
+
+    def _take(self, page: int) -> None:
+        if self._references[page] == 0:
+            del self._cached[page]
+        self._references[page] += 1
+
+    def _allocate(self) -> int:
+        if self._free:
+            page = self._free.popleft()
+        else:
+            page, _ = self._cached.popitem(last=False)
+            entry = self._entries.pop(page)
+            del self._index[entry.key]
+        assert self._references[page] == 0
+        self._references[page] = 1
+        return page
+
+    def _drop(self, page: int) -> None:
+        self._references[page] -= 1
+        assert self._references[page] >= 0, "a page was released twice"
+        if self._references[page]:
+            return
+        if page in self._entries:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
+
+
+def _full_pages(tokens: bytes) -> list[bytes]:
+    full = len(tokens) - len(tokens) % PAGE_BYTES
+    return [tokens[start : start + PAGE_BYTES] for start in range(0, full, PAGE_BYTES)]
+
+
+def _key(parent: bytes, chunk: bytes) -> bytes:
+    return blake2b(parent + chunk, digest_size=16).digest()
