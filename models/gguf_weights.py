@@ -1,0 +1,115 @@
+"""Weights of a GGUF file, dequantised to float32, under the names and layout of Hugging Face."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from muxk.models.config import ModelConfig, config_from_gguf
+from muxk.models.errors import ModelError, damaged
+from muxk.models.gguf_file import GgufFile, GgufTensor
+from numpy.typing import NDArray
+
+GLOBAL_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class GgufWeights:
+    """The tensors of a GGUF file. Reads one tensor at a time, so that little is in memory at once."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.path = file.path
+        has_head = GLOBAL_NAMES["lm_head.weight"] in file.tensors
+        self.config: ModelConfig = config_from_gguf(file.metadata, has_head, str(file.path))
+        if "rope_freqs.weight" in file.tensors:
+            raise ModelError(f"{file.path}: rope scaling by 'rope_freqs.weight' is not supported yet")
+        self._data: NDArray[np.uint8] = np.memmap(file.path, dtype=np.uint8, mode="r")
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file, for progress."""
+        return _stored_bytes(self._entry(name), self._file)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """float32, in Hugging Face's shape and layout. ModelError when missing or cut short."""
+        entry = self._entry(name)
+        size = _stored_bytes(entry, self._file)
+        raw = self._data[entry.start : entry.start + size]
+        if len(raw) != size:
+            raise damaged(
+                self.path,
+                f"tensor {entry.name!r} needs bytes {entry.start} to {entry.start + size}, "
+                f"the file has {self._file.file_bytes}",
+            )
+        return self._unpermuted(name, torch.from_numpy(_dequantise(raw, entry)))
+
+    def _entry(self, name: str) -> GgufTensor:
+        gguf_name = gguf_tensor_name(name)
+        entry = self._file.tensors.get(gguf_name)
+        if entry is None:
+            raise ModelError(f"{self.path}: tensor {gguf_name!r} is missing (it holds {name!r})")
+        return entry
+
+    def _unpermuted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Undo the interleaving of query and key heads that converters apply for some architectures."""
+        if not self.config.permuted_in_gguf or not re.search(r"\.[qk]_proj\.", name):
+            return tensor
+        pairs = self.config.head_dim // 2
+        heads = tensor.shape[0] // self.config.head_dim
+        return tensor.view(heads, pairs, 2, -1).transpose(1, 2).reshape(tensor.shape)
+
+
+def gguf_tensor_name(name: str) -> str:
+    """The GGUF name of a Hugging Face tensor name."""
+    if name in GLOBAL_NAMES:
+        return GLOBAL_NAMES[name]
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    assert found is not None, name
+    return f"blk.{found[1]}.{LAYER_NAMES[found[2]]}.{found[3]}"
+
+
+def _quantisation(entry: GgufTensor, file: GgufFile) -> Any:
+    try:
+        return gguf.GGMLQuantizationType(entry.type_number)
+    except ValueError:
+        raise ModelError(
+            f"{file.path}: tensor {entry.name!r} has unknown ggml type {entry.type_number}"
+        ) from None
+
+
+def _stored_bytes(entry: GgufTensor, file: GgufFile) -> int:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[_quantisation(entry, file)]
+    elements = int(np.prod(entry.shape, dtype=np.int64))
+    if not entry.shape or entry.shape[-1] % block:
+        raise damaged(file.path, f"tensor {entry.name!r} has shape {list(entry.shape)}")
+    return elements // block * int(block_bytes)
+
+
+def _dequantise(raw: NDArray[np.uint8], entry: GgufTensor) -> NDArray[np.float32]:
+    kind = gguf.GGMLQuantizationType(entry.type_number)
+    if kind == gguf.GGMLQuantizationType.F32:
+        return raw.view("<f4").reshape(entry.shape).astype(np.float32)
+    try:
+        rows = raw.reshape(*entry.shape[:-1], -1)
+        return np.ascontiguousarray(gguf.quants.dequantize(rows, kind), dtype=np.float32)
+    except NotImplementedError:
+        raise ModelError(f"tensor {entry.name!r}: ggml type {kind.name} cannot be dequantised") from None

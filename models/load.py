@@ -1,0 +1,40 @@
+"""From a model's name to a runner."""
+
+from __future__ import annotations
+
+from muxk.models.cpu_ops import CpuOperators
+from muxk.models.gguf_file import read_gguf
+from muxk.models.gguf_weights import GgufWeights
+from muxk.models.llama import load_decoder
+from muxk.models.memory import keep_freed_memory
+from muxk.models.ops import kv_bytes_per_page
+from muxk.models.resolve import GgufSource, Source, resolve_model
+from muxk.models.runner import ModelRunner
+from muxk.models.weights import Progress, SafetensorsWeights, Weights
+
+
+def load_runner(
+    source: Source | str, pages: int, dtype: str = "auto", progress: Progress | None = None
+) -> ModelRunner:
+    """Load weights and make a KV pool of `pages` pages, page 0 included.
+
+    `dtype` is `fp16`, `float32`, or `auto` for the faster that works here. ModelError tells what is wrong.
+    """
+    keep_freed_memory()
+    decoder = load_decoder(open_weights(source), CpuOperators(dtype), progress)
+    return ModelRunner(decoder, pages)
+
+
+def open_weights(source: Source | str) -> Weights:
+    """The weights of a source, or of a model's name; only metadata is read here."""
+    if isinstance(source, str):
+        source = resolve_model(source)
+    if isinstance(source, GgufSource):
+        return GgufWeights(read_gguf(source.path))
+    return SafetensorsWeights(source.path)
+
+
+def bytes_per_page(weights: Weights) -> int:
+    """Bytes that one page of the KV pool takes over all layers, to size the pool before loading."""
+    config = weights.config
+    return kv_bytes_per_page(config.layers, config.kv_heads, config.head_dim)

@@ -1,0 +1,92 @@
+"""Weights of a checkpoint, one tensor at a time, under the names and layout of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from muxk.models.config import ModelConfig, config_from_folder
+from muxk.models.errors import ModelError, damaged
+from safetensors import SafetensorError, safe_open
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done bytes, total bytes, name of the tensor just read)."""
+
+
+class Weights(Protocol):
+    """Where a decoder takes its tensors from."""
+
+    path: Path
+    config: ModelConfig
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file, for progress."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """float32, contiguous, in Hugging Face's shape and layout. ModelError names what is wrong."""
+
+
+class SafetensorsWeights:
+    """The tensors of a folder with `config.json` and one or several `.safetensors` files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.config = config_from_folder(folder)
+        self._places = _places(folder)
+
+    def stored_bytes(self, name: str) -> int:
+        with self._open(name) as file:
+            part = file.get_slice(name)
+            elements = 1
+            for size in part.get_shape():
+                elements *= size
+            return elements * _BYTES.get(part.get_dtype(), 2)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        with self._open(name) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor.to(torch.float32).contiguous()
+
+    def _open(self, name: str) -> safe_open:
+        file = self._places.get(name)
+        if file is None:
+            raise ModelError(f"{self.path}: tensor {name!r} is missing")
+        return _open_file(file)
+
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return _places_of_index(index)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder}: holds no .safetensors file")
+    places: dict[str, Path] = {}
+    for file in files:
+        with _open_file(file) as opened:
+            places.update(dict.fromkeys(opened.keys(), file))
+    return places
+
+
+def _places_of_index(index: Path) -> dict[str, Path]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: index.parent / file for name, file in names.items()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise damaged(index, "it has no usable 'weight_map'") from None
+
+
+def _open_file(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (FileNotFoundError, IsADirectoryError):
+        raise ModelError(f"{file}: not found, but the checkpoint names it") from None
+    except (SafetensorError, OSError) as error:
+        raise damaged(file, f"cannot be read as safetensors ({error})") from None
