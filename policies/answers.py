@@ -1,0 +1,227 @@
+"""The `then` of each decision point: how it is written, and the closure that makes the answer.
+
+A new verb of a point is a case here; a new point is a row of `POINTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muxk.policies.closures import Run, negate
+from muxk.policies.expressions import Expression, compile_expression
+from muxk.policies.loader import fields
+from muxk.policies.marks import Mapping as MappingNode
+from muxk.policies.marks import Node, Scalar, Sequence, describe
+from muxk.policies.names import RequestScope, SortScope, shared, vocabulary
+from muxk.policies.problems import Report, did_you_mean, one_of
+from muxk.policies.splits import parse_split
+from muxk.policies.units import Type
+from muxk.policies.vocabulary import Constant
+
+LARGEST_COUNT = 1 << 31
+MAX_KEYS = 8
+MAX_REASON = 500
+
+Answer = Callable[[Any], Any]
+"""From the scope of the decision to the answer of the point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What compiling a policy needs everywhere."""
+
+    report: Report
+    constants: Mapping[str, Constant]
+
+    def expression(
+        self, node: Node | None, wanted: Type, place: str, sort_key: bool = False
+    ) -> Expression | None:
+        """The expression of a scalar node; None, with a report, when it is no such thing."""
+        if node is None:
+            return None
+        if not isinstance(node, Scalar):
+            hint = "inside { } put quotes around it"
+            self.report.add(node.mark, f"an expression is expected, not {describe(node)}", hint)
+            return None
+        return compile_expression(node, wanted, vocabulary(place, self.constants), self.report, sort_key)
+
+    def word(self, node: Node, words: tuple[str, ...], what: str) -> str | None:
+        """One of a closed set of words."""
+        if isinstance(node, Scalar) and node.text in words:
+            return node.text
+        hint = did_you_mean(node.text, words) if isinstance(node, Scalar) else ""
+        self.report.add(node.mark, f"{what} must be {one_of(words)}, not {describe(node)}", hint)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PointKind:
+    """A decision point of the language."""
+
+    parse: Callable[[Node, Context], Answer | None]
+    fallback: Answer
+    """The answer when rules fail; legal on every device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Answer of admit."""
+
+    action: str
+    reason: str
+
+
+def _parse_admit(node: Node, context: Context) -> Answer | None:
+    actions: tuple[str, ...] = ("accept", "refuse", "shed")
+    reason = ""
+    if isinstance(node, MappingNode) and len(node.entries) == 1:
+        (entry,) = node
+        reason = _reason(entry.value, context)
+        node = entry.key
+        actions = ("refuse", "shed")
+    action = context.word(node, actions, "the answer of admit")
+    if action is None:
+        return None
+    default = {"accept": "", "refuse": "refused by the policy", "shed": "too many requests wait; retry later"}
+    verdict = Verdict(action, reason or default[action])
+    return lambda scope: verdict
+
+
+def _reason(node: Node, context: Context) -> str:
+    if isinstance(node, Scalar) and node.text.strip() and len(node.text) <= MAX_REASON:
+        return node.text
+    context.report.add(node.mark, f"a reason must be a text of at most {MAX_REASON} characters")
+    return ""
+
+
+def _admit_fallback(view: Any) -> Verdict:
+    """What the kernel's bounds ask for."""
+    if view.request.pages > view.kv.pages_total:
+        return Verdict("refuse", "the request can never fit into the KV pool")
+    if view.queue.requests >= view.queue_bound:
+        return Verdict("shed", "too many requests wait; retry later")
+    return Verdict("accept", "")
+
+
+def _parse_keys(place: str) -> Callable[[Node, Context], Answer | None]:
+    def parse(node: Node, context: Context) -> Answer | None:
+        by = fields(node, {"by": ""}, f"the answer of {place}", context.report).get("by")
+        if by is None:
+            if isinstance(node, MappingNode):
+                hint = "write by: [request.arrival]"
+                context.report.add(node.mark, f"the answer of {place} needs sort keys: by", hint)
+            return None
+        items = by.items if isinstance(by, Sequence) else (by,)
+        if not 0 < len(items) <= MAX_KEYS:
+            context.report.add(by.mark, f"1 to {MAX_KEYS} sort keys are expected, not {len(items)}")
+            return None
+        keys = [context.expression(item, Type.ANY, f"a key of {place}", sort_key=True) for item in items]
+        order = Keys(tuple(_key_run(key) for key in keys if key is not None))
+        return lambda scope: order
+
+    return parse
+
+
+def _key_run(key: Expression) -> Run:
+    return negate(key.run) if key.descending else key.run
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Answer of order and victim: what to sort by, ascending."""
+
+    runs: tuple[Run, ...]
+
+    def reader(self, requests: Any, now_ns: int) -> Callable[[int], Any]:
+        """From an index of `requests` to its sort key."""
+        scope = RequestScope(requests[0], now_ns)
+        runs = self.runs
+
+        def read_one(index: int) -> Any:
+            scope.request = requests[index]
+            return run(scope)
+
+        def read_all(index: int) -> Any:
+            scope.request = requests[index]
+            return [one(scope) for one in runs]
+
+        if len(runs) == 1:
+            (run,) = runs
+            return read_one
+        return read_all
+
+
+BY_ARRIVAL = Keys((lambda scope: scope.request.arrival_ns,))
+LATEST_FIRST = Keys((lambda scope: -scope.request.arrival_ns,))
+
+
+def _parse_form(node: Node, context: Context) -> Answer | None:
+    found = fields(node, {"requests": "", "tokens": ""}, "the answer of form", context.report)
+    if isinstance(node, MappingNode):
+        for key in ("requests", "tokens"):
+            if key not in found:
+                context.report.add(node.mark, f"the answer of form needs '{key}'", f"write {key}: 8")
+    requests = context.expression(found.get("requests"), Type.NUMBER, "form")
+    tokens = context.expression(found.get("tokens"), Type.NUMBER, "form")
+    if requests is None or tokens is None:
+        return None
+    run_requests, run_tokens = requests.run, tokens.run
+    return lambda scope: (count(run_requests(scope)), count(run_tokens(scope)))
+
+
+def count(value: float) -> int:
+    """A number as a count: rounded up, at least 1, and within 32 bits."""
+    return max(1, min(math.ceil(value), LARGEST_COUNT))
+
+
+def _parse_slice(node: Node, context: Context) -> Answer | None:
+    found = fields(node, {"layers": "", "tokens": _NO_CHUNKS}, "the answer of slice", context.report)
+    layers = found.get("layers")
+    if layers is None:
+        if isinstance(node, MappingNode) and not node.entries:
+            context.report.add(node.mark, "the answer of slice needs 'layers'", "write layers: all")
+        return None
+    if isinstance(layers, Scalar) and layers.text == "all":
+        return lambda scope: scope.view.layers
+    expression = context.expression(layers, Type.NUMBER, "slice")
+    if expression is None:
+        return None
+    run = expression.run
+    return lambda scope: count(run(scope))
+
+
+_NO_CHUNKS = "is not supported yet: prefill is sliced by layers"
+
+
+def _parse_preempt(node: Node, context: Context) -> Answer | None:
+    word = context.word(node, ("park", "continue"), "the answer of preempt")
+    return None if word is None else lambda scope: word == "park"
+
+
+def _parse_retain(node: Node, context: Context) -> Answer | None:
+    word = context.word(node, ("keep", "free"), "the answer of retain")
+    return None if word is None else lambda scope: word == "keep"
+
+
+def _sort_fallback(keys: Keys) -> Callable[[SortScope], Keys]:
+    return lambda scope: keys
+
+
+def _parse_split_rule(node: Node, context: Context) -> Answer | None:
+    return parse_split(node, context.report, context.expression)
+
+
+POINTS: Mapping[str, PointKind] = {
+    "admit": PointKind(_parse_admit, _admit_fallback),
+    "order": PointKind(_parse_keys("order"), _sort_fallback(BY_ARRIVAL)),
+    "form": PointKind(_parse_form, lambda scope: (1, 1)),
+    "split": PointKind(_parse_split_rule, lambda scope: shared(scope.view)),
+    "slice": PointKind(_parse_slice, lambda scope: 1),
+    "preempt": PointKind(_parse_preempt, lambda scope: False),
+    "victim": PointKind(_parse_keys("victim"), _sort_fallback(LATEST_FIRST)),
+    "retain": PointKind(_parse_retain, lambda scope: True),
+}
+"""Decision points, in the order of a request's life."""

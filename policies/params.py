@@ -1,0 +1,110 @@
+"""Params of a policy: typed values with a default and bounds, which `--set name=value` overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muxk.policies.loader import fields
+from muxk.policies.marks import Mapping as MappingNode
+from muxk.policies.marks import Node, Scalar, describe, whole
+from muxk.policies.problems import Report, Source, did_you_mean, one_of
+from muxk.policies.units import Type, UnitError, parse_quantity
+
+_TYPES = {
+    "number": Type.NUMBER,
+    "duration": Type.DURATION,
+    "size": Type.NUMBER,
+    "percent": Type.NUMBER,
+    "bool": Type.BOOL,
+}
+_PARAM = {"type": "", "default": "", "min": "", "max": "", "description": ""}
+_BOOLS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A param with the value in force."""
+
+    name: str
+    type: Type
+    value: int | float | bool
+
+
+def read_params(node: Node | None, settings: Mapping[str, str], report: Report) -> list[Param]:
+    """Params of a policy under settings; unknown settings are reported."""
+    entries = node.entries if isinstance(node, MappingNode) else ()
+    if node is not None and not isinstance(node, MappingNode):
+        report.add(node.mark, f"params must be a mapping, not {describe(node)}")
+    known = [entry.key.text for entry in entries]
+    for name, text in settings.items():
+        if name not in known:
+            listed = f"params of this policy: {', '.join(known)}" if known else "this policy has no params"
+            source = Source("--set", f"{name}={text}".replace("\n", " "))
+            report.add(source.mark(0), f"unknown param '{name[:40]}'", did_you_mean(name, known, listed))
+    params = (_param(entry.key, entry.value, settings.get(entry.key.text), report) for entry in entries)
+    return [param for param in params if param is not None]
+
+
+def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Param | None:
+    name = key.text
+    if not name.isidentifier() or not name.isascii():
+        report.add(key.mark, f"a param's name must be letters, digits and '_', not '{name[:40]}'")
+        return None
+    found = fields(node, _PARAM, f"param '{name}'", report)
+    type_node, default = found.get("type"), found.get("default")
+    if not isinstance(type_node, Scalar) or type_node.text not in _TYPES:
+        mark = type_node.mark if type_node is not None else node.mark
+        report.add(mark, f"param '{name}' needs a type: {one_of(_TYPES)}")
+        return None
+    if default is None:
+        report.add(node.mark, f"param '{name}' needs a default")
+        return None
+    kind = type_node.text
+    low, high = (_value(found.get(bound), kind, report) for bound in ("min", "max"))
+    value = _bounded(default, _value(default, kind, report), low, high, report)
+    if setting is not None:
+        scalar = whole(Source("--set", f"{name}={setting}".replace("\n", " ")), setting.replace("\n", " "))
+        value = _bounded(scalar, _value(scalar, kind, report), low, high, report)
+    return Param(name, _TYPES[kind], value if value is not None else 1)
+
+
+def _value(node: Node | None, kind: str, report: Report) -> int | float | bool | None:
+    if node is None:
+        return None
+    if not isinstance(node, Scalar):
+        report.add(node.mark, f"a {kind} is expected, not {describe(node)}")
+        return None
+    if kind == "bool":
+        if node.text not in _BOOLS:
+            report.add(node.mark, f"true or false is expected, not {describe(node)}")
+        return _BOOLS.get(node.text)
+    return _quantity(node, kind, report)
+
+
+def _quantity(node: Scalar, kind: str, report: Report) -> int | float | None:
+    text = node.text.strip()
+    sign = -1 if text.startswith("-") else 1
+    try:
+        quantity = parse_quantity(text.removeprefix("-"))
+    except UnitError as error:
+        report.add(node.mark, str(error), error.hint)
+        return None
+    if quantity.type is not _TYPES[kind]:
+        hint = "a time needs a unit, such as 50ms or 2s" if kind == "duration" else ""
+        report.add(node.mark, f"a {kind} is expected, not '{text[:40]}'", hint)
+        return None
+    if kind == "percent" and not text.endswith("%"):
+        report.add(node.mark, "a percentage needs its sign", f"write {text[:20]}%")
+        return None
+    return sign * quantity.value
+
+
+def _bounded(
+    node: Node, value: float | bool | None, low: float | None, high: float | None, report: Report
+) -> float | bool | None:
+    if value is not None and low is not None and value < low:
+        report.add(node.mark, f"{describe(node)} is below the least value of this param")
+    if value is not None and high is not None and value > high:
+        report.add(node.mark, f"{describe(node)} is above the largest value of this param")
+    return value

@@ -1,0 +1,136 @@
+"""What can be wrong with a policy: structured problems with a place, a caret and a hint."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+MAX_PROBLEMS = 100
+"""Problems kept for one file; a file with more is not being read by a person."""
+WINDOW = 120
+"""Characters of a long source line that are shown around the caret."""
+
+
+class RuleError(Exception):
+    """An expression has no value for this view: division by zero, overflow, NaN, or an absent name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text that marks point into; line endings are `\\n`, without a byte order mark."""
+
+    filename: str
+    text: str
+
+    def line(self, number: int) -> str:
+        """Line `number`, counted from 1; empty beyond the end."""
+        lines = self.text.split("\n")
+        return lines[number - 1] if 0 < number <= len(lines) else ""
+
+    def mark(self, index: int) -> Mark:
+        """The mark of a character index."""
+        before = self.text[:index]
+        line_start = before.rfind("\n") + 1
+        return Mark(self, before.count("\n") + 1, index - line_start + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a source; line and column are counted from 1."""
+
+    source: Source = field(repr=False)
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a policy file."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    hint: str
+    """What to do about it; may be empty."""
+    source_line: str
+
+    def __str__(self) -> str:
+        text, column = _window(self.source_line, self.column)
+        gutter = f"{self.line:>5} | "
+        lines = [f"{self.file}:{self.line}:{self.column}: {self.message}"]
+        if text.strip():
+            lines += [gutter + text, " " * 5 + " | " + " " * (column - 1) + "^"]
+        if self.hint:
+            lines.append(f"      hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class PolicyError(Exception):
+    """A policy was refused; `problems` lists every mistake that was found, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        total = "1 error" if count == 1 else f"{count} errors"
+        super().__init__("\n".join([*map(str, self.problems), total]))
+
+
+class Report:
+    """Collects problems, so that one run tells them all."""
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._problems)
+
+    @property
+    def full(self) -> bool:
+        return len(self._problems) >= MAX_PROBLEMS
+
+    def add(self, mark: Mark, message: str, hint: str = "") -> None:
+        """Note a problem; the same one at the same place is noted once."""
+        line = mark.source.line(mark.line)
+        problem = Problem(mark.source.filename, mark.line, mark.column, message, hint, line)
+        if not self.full and problem not in self._problems:
+            self._problems.append(problem)
+
+    def raise_any(self) -> None:
+        """Raise what was collected.
+
+        Raises:
+            PolicyError: there is at least one problem.
+        """
+        if self._problems:
+            raise PolicyError(sorted(self._problems, key=lambda problem: (problem.line, problem.column)))
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint with the closest known word, else `otherwise`."""
+    close = difflib.get_close_matches(word[:64], list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else otherwise
+
+
+def one_of(words: Iterable[str]) -> str:
+    """`a, b or c`."""
+    listed = list(words)
+    if len(listed) < 2:
+        return "".join(listed)
+    return ", ".join(listed[:-1]) + " or " + listed[-1]
+
+
+def shorten(text: str, limit: int = 40) -> str:
+    """Text for a message, cut and on one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
+def _window(line: str, column: int) -> tuple[str, int]:
+    """The part of a long line around a column, and the column in it; tabs count as one character."""
+    flat = "".join(character if character.isprintable() else " " for character in line.rstrip())
+    if len(flat) <= WINDOW:
+        return flat, column
+    start = max(0, column - 1 - WINDOW // 2)
+    return flat[start : start + WINDOW], column - start

@@ -1,0 +1,261 @@
+"""The answer of `split`: from what a rule wishes for each phase to a split that the device offers.
+
+Every answer is legal: a disjoint split of `view.splits`, one side of such a split alone, the whole device for
+one phase, or the whole device shared in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any
+
+from muxk.kernel.view import View
+from muxk.kernel.work import Split
+from muxk.policies.closures import Run
+from muxk.policies.expressions import Expression
+from muxk.policies.loader import fields
+from muxk.policies.marks import Mapping, Node, Scalar
+from muxk.policies.names import DecideScope, estimate_decode, shared
+from muxk.policies.problems import Report
+from muxk.policies.units import Type
+
+Choose = Callable[[DecideScope], Split]
+Pick = Callable[[DecideScope, tuple[Split, ...]], "Split | None"]
+"""From the disjoint splits, ascending in the units of its phase and not empty, to one or None."""
+ReadExpression = Callable[[Node, Type, str], "Expression | None"]
+
+
+class Word(StrEnum):
+    """What can be wished for a phase."""
+
+    ALL = "all"
+    REST = "rest"
+    NONE = "none"
+    MOST = "most"
+    FASTEST = "fastest"
+    FEWEST = "fewest"
+    NUMBER = "a number"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a rule wishes for one phase; `run` is the number, or the condition of `fewest`."""
+
+    word: Word
+    run: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One phase of a split."""
+
+    name: str
+    units: Callable[[Split], int]
+    descending: bool
+    """True when `view.splits` is descending in its units."""
+
+    def ascending(self, view: View) -> tuple[Split, ...]:
+        return view.splits[::-1] if self.descending else view.splits
+
+    def alone(self, units: int) -> Split:
+        """This phase on some units, nothing for the other."""
+        return Split(0, units) if self.descending else Split(units, 0)
+
+
+DECODE = Side("decode", attrgetter("decode_units"), False)
+PREFILL = Side("prefill", attrgetter("prefill_units"), True)
+_NOTHING = Wish(Word.NONE)
+_KEYWORDS = {word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)}
+
+
+def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool = False) -> Choose | None:
+    """The closure of a `then` of split; None when problems were reported."""
+    known = {"decode": "", "prefill": "", "otherwise": "can not be nested" if nested else ""}
+    found = fields(node, known, "the answer of split", report)
+    decode = _wish(found.get("decode"), DECODE, report, read)
+    prefill = _wish(found.get("prefill"), PREFILL, report, read)
+    otherwise = found.get("otherwise")
+    fallback = parse_split(otherwise, report, read, nested=True) if otherwise is not None else None
+    if decode is None or prefill is None or not isinstance(node, Mapping):
+        return None
+    seeks = Word.FEWEST in (decode.word, prefill.word)
+    if seeks and otherwise is None:
+        message = "`fewest` needs `otherwise`" if not nested else "`otherwise` can not hold `fewest`"
+        report.add(
+            node.mark, message, "say what happens when no split will do, such as decode: most, prefill: rest"
+        )
+        return None
+    if otherwise is not None and not seeks:
+        report.add(otherwise.mark, "`otherwise` is for `fewest`, which is not asked here")
+        return None
+    if message := _conflict(decode.word, prefill.word):
+        report.add(node.mark, message, "one of the two is usually `rest`")
+        return None
+    return _choose(decode, prefill, fallback or (lambda scope: shared(scope.view)))
+
+
+def _wish(node: Node | None, side: Side, report: Report, read: ReadExpression) -> Wish | None:
+    if node is None:
+        return _NOTHING
+    if isinstance(node, Mapping):
+        condition = fields(node, {"fewest": ""}, f"`{side.name}`", report).get("fewest")
+        if not node.entries:
+            report.add(node.mark, f"`{side.name}` is empty", 'write {fewest: "a condition in units"}')
+        expression = read(condition, Type.BOOL, "fewest") if condition is not None else None
+        return Wish(Word.FEWEST, expression.run) if expression is not None else None
+    if isinstance(node, Scalar) and node.text in _KEYWORDS:
+        word = _KEYWORDS[node.text]
+        if word is Word.FASTEST and side is PREFILL:
+            report.add(node.mark, "`fastest` is for decode", "prefill is fastest with `all`")
+            return None
+        return Wish(word)
+    expression = read(node, Type.NUMBER, "split")
+    if expression is None:
+        return None
+    return _NOTHING if expression.constant == 0 else Wish(Word.NUMBER, expression.run)
+
+
+def _conflict(decode: Word, prefill: Word) -> str:
+    """Why two wishes can not both be met, or empty."""
+    pair = (decode, prefill)
+    if pair == (Word.NONE, Word.NONE):
+        return "neither phase gets units"
+    if Word.NONE in pair or pair in ((Word.ALL, Word.ALL), (Word.NUMBER, Word.NUMBER)):
+        return ""
+    if pair == (Word.REST, Word.REST):
+        return "both phases can not have the rest"
+    if Word.REST in pair:
+        return ""
+    return f"decode: {decode} and prefill: {prefill} can overlap"
+
+
+def _choose(decode: Wish, prefill: Wish, otherwise: Choose) -> Choose:
+    """The closure for two wishes without a conflict."""
+    if decode.word is Word.ALL and prefill.word is Word.ALL:
+        return lambda scope: shared(scope.view)
+    for side, wish, other in ((DECODE, decode, prefill), (PREFILL, prefill, decode)):
+        if wish.word is Word.ALL or (wish.word is Word.REST and other.word is Word.NONE):
+            return _whole(side)
+    if prefill.word is Word.NONE:
+        return _alone(DECODE, decode, otherwise)
+    if decode.word is Word.NONE:
+        return _alone(PREFILL, prefill, otherwise)
+    if decode.word is Word.REST:
+        return _both(PREFILL, prefill, otherwise)
+    return _both(DECODE, decode, otherwise)
+
+
+def _whole(side: Side) -> Choose:
+    return lambda scope: side.alone(scope.view.units_total)
+
+
+def _both(side: Side, wish: Wish, otherwise: Choose) -> Choose:
+    """A disjoint split chosen by one side; the other side gets what is left."""
+    if wish.word is Word.NUMBER and wish.run is not None:
+        return _both_by_number(side, wish.run)
+    pick = _pick(side, wish)
+
+    def choose(scope: DecideScope) -> Split:
+        splits = side.ascending(scope.view)
+        if not splits:
+            return shared(scope.view)
+        return pick(scope, splits) or otherwise(scope)
+
+    return choose
+
+
+def _both_by_number(side: Side, run: Run) -> Choose:
+    """0 or less and the device's units or more mean all for one side, if the device can be split."""
+    other = PREFILL if side is DECODE else DECODE
+
+    def choose(scope: DecideScope) -> Split:
+        view, wanted = scope.view, math.ceil(run(scope))
+        splits = side.ascending(view)
+        if not splits:
+            return shared(view)
+        if wanted <= 0:
+            return other.alone(view.units_total)
+        if wanted >= view.units_total:
+            return side.alone(view.units_total)
+        return _at_least(side, wanted, splits) or splits[-1]
+
+    return choose
+
+
+def _at_least(side: Side, wanted: int, splits: tuple[Split, ...]) -> Split | None:
+    return next((split for split in splits if side.units(split) >= wanted), None)
+
+
+def _alone(side: Side, wish: Wish, otherwise: Choose) -> Choose:
+    """Some units for one side and none for the other: one side of a disjoint split, or all units."""
+    if wish.word is Word.NUMBER and wish.run is not None:
+        return _alone_by_number(side, wish.run)
+    if wish.word is Word.FASTEST:
+        return _fastest_alone
+    pick = _pick(side, wish)
+
+    def choose(scope: DecideScope) -> Split:
+        splits = side.ascending(scope.view)
+        if not splits:
+            return side.alone(scope.view.units_total)
+        split = pick(scope, splits)
+        return side.alone(side.units(split)) if split is not None else otherwise(scope)
+
+    return choose
+
+
+def _alone_by_number(side: Side, run: Run) -> Choose:
+    def choose(scope: DecideScope) -> Split:
+        wanted = math.ceil(run(scope))
+        split = _at_least(side, wanted, side.ascending(scope.view))
+        return side.alone(side.units(split) if split is not None else scope.view.units_total)
+
+    return choose
+
+
+def _fastest_alone(scope: DecideScope) -> Split:
+    """The units with the shortest estimated decode step, all units included; all on a cold start."""
+    view = scope.view
+    best = view.units_total
+    if view.estimates.decode and view.splits:
+        least_ns = estimate_decode(scope, best)
+        for split in reversed(view.splits):
+            step_ns = estimate_decode(scope, split.decode_units)
+            if step_ns < least_ns:
+                best, least_ns = split.decode_units, step_ns
+    return Split(best, 0)
+
+
+def _pick(side: Side, wish: Wish) -> Pick:
+    if wish.word is Word.MOST:
+        return lambda scope, splits: splits[-1]
+    if wish.word is Word.FASTEST:
+        return _fastest
+    assert wish.word is Word.FEWEST, wish
+    assert wish.run is not None
+    return _fewest(side.units, wish.run)
+
+
+def _fastest(scope: DecideScope, splits: tuple[Split, ...]) -> Split:
+    return min(splits, key=lambda split: estimate_decode(scope, split.decode_units))
+
+
+def _fewest(units: Callable[[Split], int], condition: Run) -> Pick:
+    """The first split for which the condition holds; the scope shows each as if it were chosen."""
+
+    def pick(scope: DecideScope, splits: tuple[Split, ...]) -> Split | None:
+        before: Any = scope.split
+        try:
+            for split in splits:
+                scope.split, scope.units = split, units(split)
+                if condition(scope):
+                    return split
+        finally:
+            scope.split = before
+        return None
+
+    return pick

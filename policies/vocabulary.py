@@ -1,0 +1,53 @@
+"""The kinds of things that an expression may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muxk.policies.closures import Run
+from muxk.policies.units import Type
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A dotted name that a decision point declares."""
+
+    type: Type
+    read: Run
+    """From the scope of the decision to the value."""
+    about: str
+    """One line for people, with what the value is."""
+    needs: str = ""
+    """The boolean that says whether the value is there, such as `candidate.waiting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of one number that a decision point declares."""
+
+    result: Type
+    call: Callable[[Any, Any], Any]
+    """From the scope and the argument to the value; raises RuleError when there is none."""
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A name whose value is known when the policy is compiled: a param or an SLO."""
+
+    type: Type
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What an expression of one place may name."""
+
+    place: str
+    """Such as `split`, for messages."""
+    names: Mapping[str, Name | Constant]
+    functions: Mapping[str, Function]
+    elsewhere: Mapping[str, str]
+    """Names of other places, each with one place that offers it."""
