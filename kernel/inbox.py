@@ -74,6 +74,13 @@ class Inbox:
         """Messages that wait."""
         return self.sent + self.posted - self.received
 
+    def reserve(self) -> bool:
+        """Count a message of a foreign thread; False when it does not fit."""
+        with self.lock:
+            fits = self.depth < self.bound
+            self.posted += fits
+        return fits
+
     def overflow(self) -> InboxOverflow:
         """What to crash the receiver with when a message does not fit."""
         return InboxOverflow(self.name, self.bound)
@@ -100,9 +107,13 @@ class PostLane:
         self._context = context
         self._sockets: dict[str, tuple[Inbox, zmq.Socket[bytes]]] = {}
 
-    def push(self, inbox: Inbox, frame: bytes) -> None:
-        """Queue a frame; raises zmq.Again when the inbox is over its bound or gone. Hold `lock`."""
-        self._socket(inbox).send(frame, zmq.NOBLOCK)
+    def push(self, inbox: Inbox, frame: bytes) -> bool:
+        """Queue a frame, holding `lock`; False when the inbox was closed a moment ago."""
+        try:
+            self._socket(inbox).send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _socket(self, inbox: Inbox) -> zmq.Socket[bytes]:
         known = self._sockets.get(inbox.name)

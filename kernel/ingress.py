@@ -6,11 +6,12 @@ without waiting. A peer that is gone or does not read is told to the gateway and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
-from muxk.kernel.actor import Message
+from muxk.kernel.actor import ActorSpec, ContractError, Message, accepted_types
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.names import GATEWAY_NAME
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
@@ -126,3 +127,15 @@ class Ingress:
 
 def _nobody(message: Message) -> None:
     raise AssertionError("the ingress is not open")
+
+
+def check_gateway(specs: Sequence[ActorSpec]) -> None:
+    """Raise ContractError unless one of the actors is a gateway that hears what the ingress says."""
+    for spec in specs:
+        if spec.name == GATEWAY_NAME:
+            missing = {FrameReceived, PeerGone, PeerSlow} - set(accepted_types(spec.actor_class))
+            if missing:
+                names = ", ".join(sorted(message.__name__ for message in missing))
+                raise ContractError(f"the gateway of an ingress has to accept {names}")
+            return
+    raise ContractError(f"an ingress needs an actor named {GATEWAY_NAME}")

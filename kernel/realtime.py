@@ -25,18 +25,18 @@ from muxk.kernel.actor import (
     Message,
     Ref,
     Timer,
-    accepted_types,
 )
 from muxk.kernel.device import DevicePort
 from muxk.kernel.doorbell import Doorbell
 from muxk.kernel.inbox import Inbox, PostLanes
-from muxk.kernel.ingress import Ingress
-from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.ingress import Ingress, check_gateway
+from muxk.kernel.messages import SendFrame
 from muxk.kernel.names import GATEWAY_NAME, INGRESS_NAME, UnknownRef
 from muxk.kernel.offload import OffloadPool
 from muxk.kernel.supervisor import Child, CrashReport, RestartLimit, Supervisor
 from muxk.kernel.timers import TimerHeap
 from muxk.kernel.trace import DETAIL_BYTES, Trace
+from muxk.kernel.verbs import ActorContext, Port
 
 TURN_MESSAGES = 128
 """Messages handled before the event loop breathes."""
@@ -61,7 +61,7 @@ class RealtimeRuntime:
     ) -> None:
         """Raises ContractError when handlers and `Accepts` of an actor differ."""
         if ingress is not None:
-            _check_gateway(specs)
+            check_gateway(specs)
         self._trace = trace
         self._ingress = ingress
         self._offload_threads = offload_threads
@@ -139,22 +139,18 @@ class RealtimeRuntime:
 
     def port(self, actor_name: str) -> DevicePort:
         """How a device reaches an actor, whatever its generation."""
-        return _Port(self, actor_name)
+        return Port(self, actor_name)
 
     def actor(self, name: str) -> Actor:
         """The live actor of this name."""
         return self._supervisor.actor(name)
-
-    def now_ns(self) -> int:
-        """Integer nanoseconds of the monotonic clock."""
-        return time.monotonic_ns()
 
     # What the supervisor calls.
 
     def open_inbox(self, child: Child) -> Context:
         inbox = Inbox(self._zmq, child)
         self._inboxes[child.name] = inbox
-        return _ActorContext(self, inbox, self._inboxes)
+        return ActorContext(self, inbox)
 
     def close_inbox(self, child: Child) -> None:
         inbox = self._inboxes[child.name]
@@ -236,7 +232,7 @@ class RealtimeRuntime:
         while (entry := self._timers.pop_due(now_ns)) is not None:
             owner, target, message = entry
             if owner.is_open and target.is_open:
-                self.push(owner.name, target, message)
+                self._push(owner.name, target, message)
 
     def _pump_ingress(self) -> None:
         ingress = self._ingress
@@ -248,9 +244,60 @@ class RealtimeRuntime:
         if room > 0:
             ingress.pump(room)
 
-    # Sending.
+    # What actors and devices call, through kernel/verbs.py.
 
-    def push(self, sender: str, inbox: Inbox, message: Message) -> None:
+    def now_ns(self) -> int:
+        """Integer nanoseconds of the monotonic clock."""
+        return time.monotonic_ns()
+
+    def send(self, owner: Inbox, ref: Ref[Any], message: Message) -> None:
+        inbox = self._inboxes.get(ref.name)
+        if inbox is None:
+            self._send_out(ref, message)
+        else:
+            self._push(owner.name, inbox, message)
+
+    def _send_out(self, ref: Ref[Any], message: Message) -> None:
+        if ref.name != INGRESS_NAME or self._ingress is None:
+            raise UnknownRef(ref.name)
+        if not isinstance(message, SendFrame):
+            raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
+        self._ingress.send(message)
+
+    def send_after(self, owner: Inbox, delay_ns: int, ref: Ref[Any], message: Message) -> Timer:
+        target = self._inbox(ref.name)
+        target.check_accepts(type(message))
+        deadline_ns = time.monotonic_ns() + max(0, delay_ns)
+        return Timer(self._timers.add(deadline_ns, (owner, target, message)))
+
+    def cancel(self, timer: Timer) -> None:
+        self._timers.cancel(timer.timer_id)
+
+    def offload(self, owner: Inbox, function: Callable[[], Message], size: int) -> None:
+        self._pool.start(lambda: self._offloaded(owner, function))
+
+    def _offloaded(self, inbox: Inbox, function: Callable[[], Message]) -> None:
+        try:
+            self._post(inbox, function())
+        except BaseException as error:  # SystemExit on a pool thread would vanish: it is a crash as well
+            self._failures.append((inbox.child, error, None))
+            self._doorbell.ring()
+
+    def post(self, name: str, message: Message) -> None:
+        self._post(self._inbox(name), message)
+
+    def post_after(self, name: str, delay_ns: int, message: Message) -> None:
+        self.send_after(self._inbox(name), delay_ns, Ref(name), message)
+
+    def _inbox(self, name: str) -> Inbox:
+        inbox = self._inboxes.get(name)
+        if inbox is None:
+            raise UnknownRef(name)
+        return inbox
+
+    # Queueing.
+
+    def _push(self, sender: str, inbox: Inbox, message: Message) -> None:
         """Queue a message from the loop thread."""
         message_type = type(message)
         if message_type not in inbox.handlers:
@@ -266,25 +313,10 @@ class RealtimeRuntime:
         self._ready.append(inbox)
         self._trace.record(time.monotonic_ns(), "sent", sender, message_type.__name__, inbox.name)
 
-    def send_elsewhere(self, ref: Ref[Any], message: Any) -> None:
-        """Send to what is not an actor: the ingress."""
-        if ref.name != INGRESS_NAME or self._ingress is None:
-            raise UnknownRef(ref.name)
-        if not isinstance(message, SendFrame):
-            raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
-        self._ingress.send(message)
-
     def _tell_gateway(self, message: Message) -> None:
-        self.push(INGRESS_NAME, self._inboxes[GATEWAY_NAME], message)
+        self._push(INGRESS_NAME, self._inboxes[GATEWAY_NAME], message)
 
-    def inbox(self, name: str) -> Inbox:
-        """The inbox of the live generation; raises UnknownRef."""
-        try:
-            return self._inboxes[name]
-        except KeyError:
-            raise UnknownRef(name) from None
-
-    def post(self, inbox: Inbox, message: Message) -> None:
+    def _post(self, inbox: Inbox, message: Message) -> None:
         """Queue a message from any thread; void when the runtime has stopped or the inbox is closed."""
         inbox.check_accepts(type(message))
         frame = codec.encode(message)
@@ -294,39 +326,10 @@ class RealtimeRuntime:
         with lane.lock:
             if lane.closed or not inbox.is_open:
                 return
-            with inbox.lock:
-                fits = inbox.depth < inbox.bound
-                inbox.posted += fits
-            if not fits:
+            if inbox.reserve() and lane.push(inbox, frame):
+                self._ready.append(inbox)
+            else:  # over its bound; or closed a moment ago, and a crash of a dead child is ignored
                 self._failures.append((inbox.child, inbox.overflow(), message))
-            else:
-                try:
-                    lane.push(inbox, frame)
-                except zmq.Again:  # closed a moment ago; a crash of a dead child is ignored
-                    self._failures.append((inbox.child, inbox.overflow(), message))
-                else:
-                    self._ready.append(inbox)
-            self._doorbell.ring()
-
-    def add_timer(self, delay_ns: int, owner: Inbox, target: Inbox, message: Message) -> int:
-        """Queue a timer from the loop thread; it is void once its owner or its target is closed."""
-        target.check_accepts(type(message))
-        deadline_ns = time.monotonic_ns() + max(0, delay_ns)
-        return self._timers.add(deadline_ns, (owner, target, message))
-
-    def cancel_timer(self, timer_id: int) -> None:
-        """Forget a timer."""
-        self._timers.cancel(timer_id)
-
-    def start_offload(self, inbox: Inbox, function: Callable[[], Message]) -> None:
-        """Run a function on an offload thread for an actor."""
-        self._pool.start(lambda: self._offloaded(inbox, function))
-
-    def _offloaded(self, inbox: Inbox, function: Callable[[], Message]) -> None:
-        try:
-            self.post(inbox, function())
-        except BaseException as error:  # SystemExit on a pool thread would vanish: it is a crash as well
-            self._failures.append((inbox.child, error, None))
             self._doorbell.ring()
 
     # The tasks that wait.
@@ -357,68 +360,3 @@ class RealtimeRuntime:
             with anyio.move_on_after(seconds):
                 await self._rearm.wait()
             self._turn()
-
-
-class _ActorContext:
-    """The six verbs, for one generation of one actor."""
-
-    __slots__ = ("_inbox", "_inboxes", "_name", "_push", "_runtime")
-
-    def __init__(self, runtime: RealtimeRuntime, inbox: Inbox, inboxes: dict[str, Inbox]) -> None:
-        self._runtime = runtime
-        self._inbox = inbox
-        self._inboxes = inboxes
-        self._name = inbox.name
-        self._push = runtime.push
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def send(self, ref: Ref[Any], message: Any) -> None:
-        inbox = self._inboxes.get(ref.name)
-        if inbox is None:
-            self._runtime.send_elsewhere(ref, message)
-        else:
-            self._push(self._name, inbox, message)
-
-    def send_after(self, delay_ns: int, ref: Ref[Any], message: Any) -> Timer:
-        target = self._runtime.inbox(ref.name)
-        return Timer(self._runtime.add_timer(delay_ns, self._inbox, target, message))
-
-    def cancel(self, timer: Timer) -> None:
-        self._runtime.cancel_timer(timer.timer_id)
-
-    def offload(self, function: Callable[[], Message], size: int) -> None:
-        self._runtime.start_offload(self._inbox, function)
-
-    def stop(self, reason: str) -> None:
-        self._runtime.halt(reason)
-
-
-class _Port:
-    """How a device reaches an actor. A post belongs to the generation that lives when it is made."""
-
-    def __init__(self, runtime: RealtimeRuntime, name: str) -> None:
-        self._runtime = runtime
-        self._name = name
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def post(self, message: Message) -> None:
-        self._runtime.post(self._runtime.inbox(self._name), message)
-
-    def post_after(self, delay_ns: int, message: Message) -> None:
-        inbox = self._runtime.inbox(self._name)
-        self._runtime.add_timer(delay_ns, inbox, inbox, message)
-
-
-def _check_gateway(specs: Sequence[ActorSpec]) -> None:
-    for spec in specs:
-        if spec.name == GATEWAY_NAME:
-            missing = {FrameReceived, PeerGone, PeerSlow} - set(accepted_types(spec.actor_class))
-            if missing:
-                names = ", ".join(sorted(message.__name__ for message in missing))
-                raise ContractError(f"the gateway of an ingress has to accept {names}")
-            return
-    raise ContractError(f"an ingress needs an actor named {GATEWAY_NAME}")

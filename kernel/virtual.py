@@ -21,6 +21,7 @@ from muxk.kernel.messages import SendFrame
 from muxk.kernel.names import INGRESS_NAME, UnknownRef
 from muxk.kernel.supervisor import Child, CrashReport, InboxOverflow, RestartLimit, Supervisor
 from muxk.kernel.trace import Trace
+from muxk.kernel.verbs import ActorContext, Port
 
 IDLE_NS = 250_000_000
 """`idle()` of the actors is called at most this often in virtual time."""
@@ -153,7 +154,7 @@ class VirtualRuntime:
         self.start()
         if at_ns < self._now_ns:
             raise ValueError(f"{at_ns} ns is past, it is {self._now_ns} ns")
-        _check_accepts(self.inbox(ref.name), message)
+        _check_accepts(self._inbox(ref.name), message)
         frame = self._frame(message)
         self._schedule(at_ns, "outside", _Delivery(ref.name, None, None, message, frame, queued=False))
 
@@ -192,7 +193,7 @@ class VirtualRuntime:
 
     def port(self, actor_name: str) -> DevicePort:
         """How a device reaches an actor, whatever its generation."""
-        return _Port(self, actor_name)
+        return Port(self, actor_name)
 
     def actor(self, name: str) -> Actor:
         """The live actor of this name."""
@@ -203,7 +204,7 @@ class VirtualRuntime:
     def open_inbox(self, child: Child) -> Context:
         inbox = _Inbox(child, codec.decoder(child.spec.actor_class))
         self._inboxes[child.name] = inbox
-        return _ActorContext(self, inbox)
+        return ActorContext(self, inbox)
 
     def close_inbox(self, child: Child) -> None:
         self._inboxes[child.name].is_open = False
@@ -268,21 +269,28 @@ class VirtualRuntime:
         if self.stop_reason is not None:
             self._supervisor.stop()
 
-    # Sending.
+    # What actors and devices call, through kernel/verbs.py.
 
-    def inbox(self, name: str) -> _Inbox:
-        """The inbox of the live generation; raises UnknownRef."""
-        try:
-            return self._inboxes[name]
-        except KeyError:
-            raise UnknownRef(name) from None
+    def send(self, owner: _Inbox, ref: Ref[Any], message: Message) -> None:
+        self._send(owner.name, ref, message)
 
-    def send(self, sender: str, ref: Ref[Any], message: Message) -> None:
-        """Queue a message for now."""
+    def post(self, name: str, message: Message) -> None:
+        self._send("device", Ref(name), message)
+
+    def post_after(self, name: str, delay_ns: int, message: Message) -> None:
+        self.send_after(self._inbox(name), delay_ns, Ref(name), message)
+
+    def _inbox(self, name: str) -> _Inbox:
+        inbox = self._inboxes.get(name)
+        if inbox is None:
+            raise UnknownRef(name)
+        return inbox
+
+    def _send(self, sender: str, ref: Ref[Any], message: Message) -> None:
         if ref.name == INGRESS_NAME:
             self._send_out(sender, message)
             return
-        inbox = self.inbox(ref.name)
+        inbox = self._inbox(ref.name)
         _check_accepts(inbox, message)
         if not inbox.is_open:
             self._trace.record(self._now_ns, "dropped", sender, type(message).__name__, ref.name)
@@ -303,9 +311,8 @@ class VirtualRuntime:
         if self._egress is not None:
             self._egress(message)
 
-    def send_after(self, delay_ns: int, owner: _Inbox, ref: Ref[Any], message: Message) -> Timer:
-        """Queue a message for later; void once its owner or its target is closed."""
-        target = self.inbox(ref.name)
+    def send_after(self, owner: _Inbox, delay_ns: int, ref: Ref[Any], message: Message) -> Timer:
+        target = self._inbox(ref.name)
         _check_accepts(target, message)
         delivery = _Delivery(ref.name, target, owner, message, self._frame(message), queued=False)
         timer_id = self._schedule(self._now_ns + max(0, delay_ns), owner.name, delivery)
@@ -313,7 +320,6 @@ class VirtualRuntime:
         return Timer(timer_id)
 
     def cancel(self, timer: Timer) -> None:
-        """Forget a timer; one that has fired is ignored."""
         delivery = self._timers.pop(timer.timer_id, None)
         if delivery is not None:
             delivery.cancelled = True
@@ -360,51 +366,6 @@ class VirtualRuntime:
         last = self._ties.get(key, jitter.randrange(TIE_STEP * 16))
         self._ties[key] = last + 1 + jitter.randrange(TIE_STEP)
         return self._ties[key]
-
-
-class _ActorContext:
-    """The six verbs, for one generation of one actor."""
-
-    __slots__ = ("_inbox", "_runtime")
-
-    def __init__(self, runtime: VirtualRuntime, inbox: _Inbox) -> None:
-        self._runtime = runtime
-        self._inbox = inbox
-
-    def now_ns(self) -> int:
-        return self._runtime.now_ns()
-
-    def send(self, ref: Ref[Any], message: Any) -> None:
-        self._runtime.send(self._inbox.name, ref, message)
-
-    def send_after(self, delay_ns: int, ref: Ref[Any], message: Any) -> Timer:
-        return self._runtime.send_after(delay_ns, self._inbox, ref, message)
-
-    def cancel(self, timer: Timer) -> None:
-        self._runtime.cancel(timer)
-
-    def offload(self, function: Callable[[], Message], size: int) -> None:
-        self._runtime.offload(self._inbox, function, size)
-
-    def stop(self, reason: str) -> None:
-        self._runtime.halt(reason)
-
-
-class _Port:
-    """How a device reaches an actor. A post belongs to the generation that lives when it is made."""
-
-    def __init__(self, runtime: VirtualRuntime, name: str) -> None:
-        self._runtime = runtime
-        self._ref: Ref[Any] = Ref(name)
-
-    def now_ns(self) -> int:
-        return self._runtime.now_ns()
-
-    def post(self, message: Message) -> None:
-        self._runtime.send("device", self._ref, message)
-
-    def post_after(self, delay_ns: int, message: Message) -> None:
-        self._runtime.send_after(delay_ns, self._runtime.inbox(self._ref.name), self._ref, message)
 
 
 def _check_accepts(inbox: _Inbox, message: Message) -> None:

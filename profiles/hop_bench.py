@@ -9,7 +9,6 @@ import sys
 from typing import ClassVar
 
 import anyio
-
 from muxk.kernel.actor import Actor, ActorSpec, Ref
 from muxk.kernel.messages import DecodeStepDone
 from muxk.kernel.realtime import RealtimeRuntime

@@ -1,0 +1,75 @@
+"""The six verbs of an actor and the port of a device, as thin handles on a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from muxk.kernel.actor import Message, Ref, Timer
+
+Owner = TypeVar("Owner")
+Owner_contra = TypeVar("Owner_contra", contravariant=True)
+
+
+class Verbs(Protocol[Owner_contra]):
+    """What a runtime does for its actors and devices; `owner` is one generation of one actor."""
+
+    def now_ns(self) -> int: ...
+
+    def send(self, owner: Owner_contra, ref: Ref[Any], message: Message) -> None: ...
+
+    def send_after(self, owner: Owner_contra, delay_ns: int, ref: Ref[Any], message: Message) -> Timer: ...
+
+    def cancel(self, timer: Timer) -> None: ...
+
+    def offload(self, owner: Owner_contra, function: Callable[[], Message], size: int) -> None: ...
+
+    def halt(self, reason: str) -> None: ...
+
+    def post(self, name: str, message: Message) -> None: ...
+
+    def post_after(self, name: str, delay_ns: int, message: Message) -> None: ...
+
+
+class ActorContext(Generic[Owner]):
+    """`actor.Context` of one generation of one actor."""
+
+    __slots__ = ("_owner", "_runtime", "_send", "now_ns")
+
+    def __init__(self, runtime: Verbs[Owner], owner: Owner) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._send = runtime.send
+        self.now_ns = runtime.now_ns
+
+    def send(self, ref: Ref[Any], message: Any) -> None:
+        self._send(self._owner, ref, message)
+
+    def send_after(self, delay_ns: int, ref: Ref[Any], message: Any) -> Timer:
+        return self._runtime.send_after(self._owner, delay_ns, ref, message)
+
+    def cancel(self, timer: Timer) -> None:
+        self._runtime.cancel(timer)
+
+    def offload(self, function: Callable[[], Message], size: int) -> None:
+        self._runtime.offload(self._owner, function, size)
+
+    def stop(self, reason: str) -> None:
+        self._runtime.halt(reason)
+
+
+class Port:
+    """`device.DevicePort` to an actor. A post belongs to the generation that lives when it is made."""
+
+    def __init__(self, runtime: Verbs[Any], name: str) -> None:
+        self._runtime = runtime
+        self._name = name
+
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
+    def post(self, message: Message) -> None:
+        self._runtime.post(self._name, message)
+
+    def post_after(self, delay_ns: int, message: Message) -> None:
+        self._runtime.post_after(self._name, delay_ns, message)
