@@ -71,7 +71,7 @@ class _Group:
     last: int
     pages: int
     key_rows: Tensor
-    """int32[rows * kv_heads * pages * group * head_dim]: rows of the key pool, one bag for each score page."""
+    """int32[rows * kv_heads * pages * group * head_dim]: rows of the keys, one bag a score page."""
     key_offsets: Tensor
     value_rows: Tensor
     """int32[rows * heads * pages * PAGE_SIZE]: rows of the value pool, one bag for each query head."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
@@ -42,7 +42,7 @@ class CpuOperators:
         return Embedding(weight.half() if self.dtype == "fp16" else weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+        return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
 
     def rope(self, heads: Tensor, table: Tensor) -> Tensor:
         tokens, count, dim = heads.shape
@@ -51,7 +51,7 @@ class CpuOperators:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return functional.silu(gate).mul_(up)
 
     def append_kv(self, kv: KvLayer, slots: Slots, keys: Tensor, values: Tensor) -> None:
         kv.keys.permute(0, 3, 1, 2).index_put_((slots.pages, slots.offsets), keys)
@@ -82,7 +82,7 @@ class Float32Linear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return functional.linear(x, self._weight, self._bias)
 
 
 class Fp16Linear:
@@ -114,4 +114,4 @@ def packed_fp16_works() -> bool:
         found = Fp16Linear(weight, None)(x)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return bool(torch.allclose(found, F.linear(x, weight), rtol=1e-2, atol=1e-2))
+    return bool(torch.allclose(found, functional.linear(x, weight), rtol=1e-2, atol=1e-2))

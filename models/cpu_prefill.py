@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.ops import KvLayer, Slots
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ def _attend_alone(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) ->
     grouped = _grouped_queries(queries, kv_heads)
     shape = (grouped.shape[0], -1, -1, -1)
     _store(
-        F.scaled_dot_product_attention(
+        functional.scaled_dot_product_attention(
             grouped,
             keys.transpose(0, 1).expand(shape),
             values.transpose(0, 1).expand(shape),
@@ -97,7 +97,7 @@ def _attend_after(queries: Tensor, row: _Row, kv: KvLayer, out: Tensor) -> None:
     for start in range(0, row.new, block):
         size = min(block, row.new - start)
         seen = row.reused + start + size
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             grouped[:, :, start : start + size],
             keys[:, :seen].expand(groups, -1, -1, -1),
             values[:, :seen].expand(groups, -1, -1, -1),

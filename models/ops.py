@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from muxk.kernel.work import PAGE_SIZE
 from numpy.typing import NDArray
 from torch import Tensor

@@ -53,7 +53,7 @@ def sample(logits: Tensor, columns: SamplingColumns, positions: NDArray[np.int64
 
     `positions` int64[rows] are those of the sampled tokens; they count the random numbers.
     """
-    tokens = torch.argmax(logits, dim=-1).numpy().astype(np.int32)
+    tokens: NDArray[np.int32] = torch.argmax(logits, dim=-1).to(torch.int32).numpy()
     if columns.greedy:
         return tokens
     sampling = sampling_of(columns)
@@ -69,7 +69,7 @@ def draw(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> ND
     weights = kept_weights(logits, sampling)
     cumulative = np.cumsum(weights, axis=1)
     points = uniforms(sampling.seed, positions, sampling.choice) * cumulative[:, -1]
-    found = np.array([np.searchsorted(c, p, side="right") for c, p in zip(cumulative, points, strict=True)])
+    found = np.sum(cumulative <= points[:, None], axis=1)
     # A point that rounding puts on the total belongs to the last token with any weight.
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
     return np.minimum(found, last).astype(np.int32)
@@ -84,10 +84,10 @@ def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
     scaled = logits.double() / torch.from_numpy(sampling.temperature).double()[:, None]
     largest = scaled.amax(dim=1, keepdim=True)
     weights = torch.exp(scaled - largest)
-    threshold = torch.maximum(_top_k_threshold(scaled, sampling.top_k), largest - largest - torch.inf)
-    weights = torch.where(scaled >= threshold, weights, 0.0)
-    threshold = _top_p_threshold(weights, sampling.top_p)
-    return torch.where(weights >= threshold, weights, 0.0).numpy()
+    weights.masked_fill_(scaled < _top_k_threshold(scaled, sampling.top_k), 0.0)
+    weights.masked_fill_(weights < _top_p_threshold(weights, sampling.top_p), 0.0)
+    kept: NDArray[np.float64] = weights.numpy()
+    return kept
 
 
 def _top_k_threshold(scaled: Tensor, top_k: NDArray[np.int32]) -> Tensor:

@@ -1,0 +1,66 @@
+"""From token ids to text that can be sent: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+
+
+class Detokenizer:
+    """The text of one request's output, as its tokens arrive. Linear in the output."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        """`token_bytes` tells what a token adds to the output."""
+        self._token_bytes = token_bytes
+        # The incremental decoder keeps the 1 to 3 bytes of a character that may still become whole, and
+        # replaces what cannot any more.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
+
+    def finish(self) -> str:
+        """What was held back, with a replacement character for an incomplete one."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopMatcher:
+    """Finds the first stop string in pieces of text, and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Empty strings are ignored."""
+        self._stops = tuple(stop for stop in stops if stop)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self._matched = False
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that is safe to send, and the stop string that ended the output, if one did.
+
+        The stop string that is complete first counts, and of those that end together the longest, so that
+        the answer is the same however the text is cut. Nothing is sent after a match.
+        """
+        if self._matched:
+            return "", None
+        held, self._held = self._held + text, ""
+        found = [(held.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in held]
+        if found:
+            end, _, stop = min(found)
+            self._matched = True
+            return held[: end - len(stop)], stop
+        safe = self._safe_length(held)
+        self._held = held[safe:]
+        return held[:safe], None
+
+    def finish(self) -> str:
+        """What was held back, when the output ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _safe_length(self, text: str) -> int:
+        """Where the longest suffix begins that a stop string may begin with."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stops):
+                return start
+        return len(text)

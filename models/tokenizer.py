@@ -1,0 +1,100 @@
+"""Tokenizers: text to token ids, and the bytes that each token adds to the output. Needs no torch.
+
+One encoder thread at a time may use an instance; `token_bytes` is a lookup that any thread may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from muxk.models.errors import ModelError
+from muxk.models.resolve import GgufSource, Source, resolve_model
+
+if TYPE_CHECKING:
+    import tokenizers
+    from muxk.models.chat_template import ChatTemplate
+
+BYTE_TOKENS = 256
+
+
+class Tokenizer:
+    """A model's tokenizer, on the `tokenizers` library."""
+
+    def __init__(
+        self,
+        encoder: tokenizers.Tokenizer,
+        pieces: Sequence[bytes],
+        end_ids: frozenset[int],
+        template: ChatTemplate | None,
+        name: str,
+    ) -> None:
+        """`pieces` are the bytes of every token, empty for special ones; `name` is for errors."""
+        self._encoder = encoder
+        self._pieces = tuple(pieces)
+        self.end_ids = end_ids
+        """Tokens that end an answer."""
+        self._template = template
+        self._name = name
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt. Special tokens written out in the text count as such."""
+        return list(self._encoder.encode(text).ids)
+
+    def chat(self, turns: Sequence[tuple[str, str]]) -> list[int]:
+        """Token ids of (role, content) turns through the model's template, ready for its answer.
+
+        ModelError when the model has no template, or the template refuses the turns.
+        """
+        if self._template is None:
+            raise ModelError(f"{self._name} has no chat template; send a plain prompt instead")
+        text = self._template.render(turns)
+        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the output; empty for special tokens and for ids without a token."""
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of whole outputs; see `detokenizer.Detokenizer` for pieces of them."""
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
+
+
+class ByteTokenizer:
+    """A token for each byte and one that ends, for devices without a model."""
+
+    end_ids = frozenset({BYTE_TOKENS})
+    vocabulary_size = BYTE_TOKENS + 1
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of the text in UTF-8."""
+        return list(text.encode("utf-8"))
+
+    def chat(self, turns: Sequence[tuple[str, str]]) -> list[int]:
+        """Each turn on a line as `role: content`, then the assistant's turn, open."""
+        lines = [f"{role}: {content}\n" for role, content in turns]
+        return self.encode("".join(lines) + "assistant: ")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte of a token; empty for the end token."""
+        return bytes([token_id]) if 0 <= token_id < BYTE_TOKENS else b""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+
+def load_tokenizer(source: Source | str) -> Tokenizer:
+    """The tokenizer of a source, or of a model's name. ModelError when it is missing or not supported."""
+    if isinstance(source, str):
+        source = resolve_model(source)
+    if isinstance(source, GgufSource):
+        from muxk.models.gguf_tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(source)
+    from muxk.models.json_tokenizer import tokenizer_from_folder
+
+    return tokenizer_from_folder(source)
