@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -220,7 +219,7 @@ def _points(source: PolicySource, context: Context) -> dict[str, Point]:
     return {
         name: Point(
             name,
-            _reachable(rule for rule in map(partial(_rule, name, context), rules) if rule is not None),
+            _reachable([_rule(name, context, rule) for rule in rules]),
             POINTS[name].fallback,
             source.skip_failing_rules,
         )
@@ -231,23 +230,24 @@ def _points(source: PolicySource, context: Context) -> dict[str, Point]:
 def _rule(point: str, context: Context, rule: RuleSource) -> Rule | None:
     """A compiled rule, or None for one whose condition is false under these params, or wrong."""
     when = context.expression(rule.when, Type.BOOL, point)
-    then = POINTS[point].parse(rule.then, context)
-    if then is None and not context.report:
-        context.report.add(rule.then.mark, f"this is no answer of {point}")
+    then = POINTS[point].parse(rule.then, context) if rule.then is not None else None
     if then is None or (rule.when is not None and when is None):
+        if rule.then is not None and not context.report:
+            context.report.add(rule.then.mark, f"this is no answer of {point}")
         return None
     if when is None or when.constant is True:
         return Rule(f"{point}/{rule.name}", None, then)
     return None if when.constant is False else Rule(f"{point}/{rule.name}", when.run, then)
 
 
-def _reachable(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def _reachable(rules: Sequence[Rule | None]) -> tuple[Rule, ...]:
     """Rules up to the first that always matches."""
     reached: list[Rule] = []
     for rule in rules:
-        reached.append(rule)
-        if rule.when is None:
-            break
+        if rule is not None:
+            reached.append(rule)
+            if rule.when is None:
+                break
     return tuple(reached)
 
 

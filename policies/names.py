@@ -23,7 +23,7 @@ _N, _D, _M, _B = Type.NUMBER, Type.DURATION, Type.MOMENT, Type.BOOL
 class DecideScope:
     """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
 
-    __slots__ = ("batch", "split", "units", "view")
+    __slots__ = ("batch", "layer_ns", "split", "step_ns", "units", "view")
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -33,6 +33,9 @@ class DecideScope:
         """Units of the phase that `fewest` looks for, in the split it tries."""
         self.batch: PrefillView | None = view.running or view.candidate or view.parked
         """The prefill batch whose layers would be launched next."""
+        self.step_ns: dict[int, float] = {}
+        self.layer_ns: dict[tuple[int, int], float] = {}
+        """Estimates asked so far, by units and by (units, batch id): rules ask for the same ones again."""
 
 
 class RequestScope:
@@ -61,15 +64,21 @@ def prefill_time_ns(scope: DecideScope, batch: PrefillView) -> float:
     Raises:
         RuleError: nothing was measured yet.
     """
-    view = scope.view
-    units = scope.split.prefill_units or view.units_total
-    return batch.layers_left * _layer_ns(view, units, batch)
+    units = scope.split.prefill_units or scope.view.units_total
+    return batch.layers_left * _layer_ns(scope, units, batch)
 
 
-def _layer_ns(view: View, units: int, batch: PrefillView) -> float:
-    if not view.estimates.prefill:
+def _layer_ns(scope: DecideScope, units: int, batch: PrefillView) -> float:
+    key = (units, batch.batch_id)
+    known = scope.layer_ns.get(key)
+    if known is not None:
+        return known
+    estimates = scope.view.estimates
+    if not estimates.prefill:
         raise RuleError("no prefill was measured yet; ask estimate.known first")
-    return _time(view.estimates.prefill_layer_ns(units, batch.new_tokens, batch.pairs))
+    layer_ns = _time(estimates.prefill_layer_ns(units, batch.new_tokens, batch.pairs))
+    scope.layer_ns[key] = layer_ns
+    return layer_ns
 
 
 def _time(value: float) -> float:
@@ -84,13 +93,17 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
     Raises:
         RuleError: no units, or nothing was measured yet.
     """
-    view = scope.view
-    if units < 1:
+    known = scope.step_ns.get(whole := int(units))
+    if known is not None:
+        return known
+    if whole < 1:
         raise RuleError("estimate.decode needs at least 1 unit")
+    view = scope.view
     if not view.estimates.decode:
         raise RuleError("no decode step was measured yet; ask estimate.known first")
-    decode = view.decode
-    return _time(view.estimates.decode_ns(int(units), decode.batch, decode.context_tokens))
+    step_ns = _time(view.estimates.decode_ns(whole, view.decode.batch, view.decode.context_tokens))
+    scope.step_ns[whole] = step_ns
+    return step_ns
 
 
 def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
@@ -103,7 +116,7 @@ def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
         raise RuleError("estimate.prefill_layer needs at least 1 unit")
     if scope.batch is None:
         raise RuleError("there is no prefill batch; ask prefill.pending first")
-    return _layer_ns(scope.view, int(units), scope.batch)
+    return _layer_ns(scope, int(units), scope.batch)
 
 
 def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:

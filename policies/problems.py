@@ -121,12 +121,6 @@ def one_of(words: Iterable[str]) -> str:
     return ", ".join(listed[:-1]) + " or " + listed[-1]
 
 
-def shorten(text: str, limit: int = 40) -> str:
-    """Text for a message, cut and on one line."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
-
-
 def _window(line: str, column: int) -> tuple[str, int]:
     """The part of a long line around a column, and the column in it; tabs count as one character."""
     flat = "".join(character if character.isprintable() else " " for character in line.rstrip())

@@ -16,7 +16,7 @@ from muxk.policies.loader import fields
 from muxk.policies.marks import Entry, Node, Scalar, Sequence, describe
 from muxk.policies.marks import Mapping as MappingNode
 from muxk.policies.params import read_params
-from muxk.policies.problems import Report, shorten
+from muxk.policies.problems import Report
 from muxk.policies.units import TtftSlo, Type, UnitError, parse_ttft
 from muxk.policies.vocabulary import Constant
 
@@ -56,7 +56,9 @@ class RuleSource:
 
     name: str
     when: Scalar | None
-    then: Node
+    then: Node | None
+    broken: bool = False
+    """It has mistakes that are reported: nothing follows from a `when` that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,21 +251,16 @@ def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
     if len(node.items) > MAX_RULES:
         report.add(node.mark, f"{point} has more than {MAX_RULES} rules")
         return ()
-    rules = [_rule(item, point, report) for item in node.items]
+    rules = tuple(_rule(item, point, report) for item in node.items)
+    _check_names(node, point, rules, report)
     _check_order(node, point, rules, report)
-    names: set[str] = set()
-    for item, rule in zip(node.items, rules, strict=True):
-        if rule is not None and rule.name in names:
-            report.add(item.mark, f"{point} has two rules named '{rule.name}'")
-        if rule is not None and rule.name:
-            names.add(rule.name)
-    return tuple(rule for rule in rules if rule is not None)
+    return rules
 
 
-def _rule(node: Node, point: str, report: Report) -> RuleSource | None:
+def _rule(node: Node, point: str, report: Report) -> RuleSource:
     found = fields(node, _RULE, f"a rule of {point}", report)
     if not isinstance(node, MappingNode):
-        return None
+        return RuleSource("", None, None, broken=True)
     for key in ("name", "then"):
         if key not in found:
             report.add(node.mark, f"a rule of {point} needs '{key}'")
@@ -271,31 +268,33 @@ def _rule(node: Node, point: str, report: Report) -> RuleSource | None:
     if when is not None and not isinstance(when, Scalar):
         hint = "put quotes around the expression"
         report.add(when.mark, f"'when' must be an expression, not {describe(when)}", hint)
-        when = Scalar("false", node.entries[0].key.style, when.mark, 0, 0)
-    if when is not None and when.text.strip() in ("true", "True"):
-        when = None
+    broken = "then" not in found or len(found) < len(node.entries) or not isinstance(when, Scalar | None)
+    condition = when if isinstance(when, Scalar) and when.text.strip() not in ("true", "True") else None
     name = _identifier(found.get("name"), "a rule's name", report)
-    then = found.get("then")
-    # A misspelt `when` is reported as an unknown key; it must not read as a rule that always matches.
-    has_condition = when is not None or len(found) < len(node.entries)
-    if then is None:
-        return RuleSource(name, when, MappingNode((), node.mark)) if has_condition else None
-    return RuleSource(name, when, then)
+    return RuleSource(name, condition, found.get("then"), broken)
 
 
-def _check_order(node: Sequence, point: str, rules: list[RuleSource | None], report: Report) -> None:
-    """Only the last rule always matches; `rules` has one entry for each item, None for a broken one."""
-    always: str | None = None
+def _check_names(node: Sequence, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
+    lines: dict[str, int] = {}
+    for item, rule in zip(node.items, rules, strict=True):
+        if rule.name in lines:
+            hint = f"the other is on line {lines[rule.name]}"
+            report.add(item.mark, f"{point} has two rules named '{rule.name}'", hint)
+        elif rule.name:
+            lines[rule.name] = item.mark.line
+
+
+def _check_order(node: Sequence, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
+    """The last rule always matches, and no other does."""
+    always: RuleSource | None = None
     for item, rule in zip(node.items, rules, strict=True):
         if always is not None:
-            hint = f"rule '{shorten(always)}' before it always matches; give that one a 'when'"
+            hint = f"rule '{always.name}' before it always matches; give that one a 'when'"
             report.add(item.mark, f"this rule of {point} can never be reached", hint)
             return
-        complete = isinstance(item, MappingNode) and all(entry.key.text in _RULE for entry in item)
-        if rule is not None and rule.when is None and complete:
-            always = rule.name
-    last = rules[-1] if rules else None
-    if always is None and (not rules or (last is not None and last.when is not None)):
+        if rule.when is None and not rule.broken:
+            always = rule
+    if always is None and not (rules and rules[-1].broken):
         place = node.items[-1].mark if rules else node.mark
-        hint = f"end it with a rule that has no 'when', such as - {{name: otherwise, then: ...}} in {point}"
-        report.add(place, f"the last rule of {point} must always match", hint)
+        hint = "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"
+        report.add(place, f"the last rule of {point} must always match: it is the catch-all", hint)
