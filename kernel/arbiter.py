@@ -67,11 +67,15 @@ class Arbiter(Actor):
         | ReportState
     )
 
-    def __init__(self, device: Device, book: PolicyBook, policy_sha: str, refs: ArbiterRefs) -> None:
+    def __init__(
+        self, device: Device, book: PolicyBook, policy_sha: str, refs: ArbiterRefs, first_item: int = 1
+    ) -> None:
+        """Items are numbered from `first_item`: an arbiter made after a crash must not take a completion of
+        the one before for its own."""
         self._device = device
         self._book = book
         self._refs = refs
-        self._lanes = LaneTable(device)
+        self._lanes = LaneTable(device, first_item)
         self._splits = SplitLedger(device)
         self.state = ArbiterState(policy=book[policy_sha])
 

@@ -17,8 +17,8 @@ class LaneTable:
     """Launches items and knows what is in flight where."""
 
     device: Device
+    next_item: int
     flights: dict[int, Flight] = field(default_factory=dict)
-    next_item: int = 1
 
     def launch(
         self,

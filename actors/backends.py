@@ -1,0 +1,100 @@
+"""From `--device` and `--model` to a device, its tokenizer and their limits.
+
+torch is imported here only when a device needs it: the base install has none, and simulates.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muxk.actors.tokenizer import Tokenizer
+from muxk.kernel.device import Device
+from muxk.kernel.devices.cpu import CpuDevice, available_cores, prepare_process
+from muxk.kernel.devices.sim import SimDevice
+from muxk.kernel.work import PAGE_SIZE
+from muxk.models.errors import ModelError
+from muxk.models.tokenizer import ByteTokenizer
+
+KV_TOKENS_DEFAULT = 32_768
+"""KV pool of the CPU device when nothing is said; 1.5 GB for SmolLM2."""
+SIM_KV_TOKENS_DEFAULT = 65_536
+SIM_UNITS_DEFAULT = 8
+SIM_LAYERS = 8
+
+Progress = Callable[[str, float], None]
+
+
+class StartupError(Exception):
+    """The server can not start; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A device that runs a model, and what serving has to know of both."""
+
+    device: Device
+    tokenizer: Tokenizer
+    model: str
+    max_context_tokens: int
+
+
+def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
+    """Load what `--device` and `--model` name. Raises StartupError."""
+    kind, _, count = device.partition(":")
+    units = _unit_count(device, count) if count else None
+    if kind == "sim":
+        return _open_sim(units or SIM_UNITS_DEFAULT, kv_tokens or SIM_KV_TOKENS_DEFAULT)
+    if kind in ("auto", "cpu"):
+        return _open_cpu(model, dtype, units, kv_tokens or KV_TOKENS_DEFAULT, progress)
+    raise StartupError(f"unknown device {device!r}: use auto, cpu, cpu:N or sim:N (N units)")
+
+
+def _unit_count(device: str, count: str) -> int:
+    if not count.isdecimal() or int(count) < 1:
+        raise StartupError(f"device {device!r}: {count!r} is not a number of units")
+    return int(count)
+
+
+def _open_sim(units: int, kv_tokens: int) -> Backend:
+    pages = _pages(kv_tokens)
+    sim = SimDevice(units=units, layers=SIM_LAYERS, pages=pages)
+    return Backend(sim, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE)
+
+
+def _pages(kv_tokens: int) -> int:
+    """Pages for so many tokens, and page 0."""
+    if kv_tokens < PAGE_SIZE:
+        raise StartupError(f"--kv-tokens {kv_tokens} is less than one page of {PAGE_SIZE} tokens")
+    return kv_tokens // PAGE_SIZE + 1
+
+
+def _open_cpu(model: str, dtype: str, units: int | None, kv_tokens: int, progress: Progress) -> Backend:
+    missing = [name for name in ("torch", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StartupError(
+            f"the cpu device needs {' and '.join(missing)}: pip install 'muxk[cpu]', or use --device sim"
+        )
+    cores = available_cores()
+    if units is not None and units > len(cores):
+        raise StartupError(f"--device cpu:{units} asks for more cores than the {len(cores)} there are")
+    prepare_process()
+    from muxk.models.load import load_runner, open_weights
+    from muxk.models.resolve import resolve_model
+    from muxk.models.tokenizer import load_tokenizer
+
+    try:
+        source = resolve_model(model)
+        tokenizer = load_tokenizer(source)
+        context = open_weights(source).config.max_context_tokens
+        pages = _pages(kv_tokens)
+
+        def loaded(done: int, total: int, what: str) -> None:
+            progress(f"loading {what}", done / max(1, total))
+
+        runner = load_runner(source, pages, dtype, loaded)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    limit = min(context, (pages - 1) * PAGE_SIZE)
+    return Backend(CpuDevice(runner, cores[: units or len(cores)]), tokenizer, model, limit)

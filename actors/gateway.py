@@ -1,0 +1,374 @@
+"""gateway: the server's face to clients.
+
+It decodes frames from the ingress, validates, names each request with an internal id that nobody else can
+guess or collide with, and turns what comes back into events. It outlives a crash of the other actors. Invariants: every
+request of a client gets exactly one terminal event; nothing a peer sends raises here; a peer that is gone, or
+does not read, has its requests aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from muxk.actors import protocol as wire
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection
+from muxk.actors.messages import (
+    AbortRequest,
+    ChatTurn,
+    EncodeRequest,
+    EstimatorReady,
+    KeepAlive,
+    PolicyCompiled,
+    RequestAborted,
+    RequestAccepted,
+    RequestFailed,
+    RequestRefused,
+    TextEmitted,
+    TextRow,
+)
+from muxk.actors.refs import GatewayInbox, Refs
+from muxk.actors.validation import Invalid, ModelLimits, validate
+from muxk.kernel.actor import Actor
+from muxk.kernel.messages import (
+    EngineFailed,
+    FrameReceived,
+    PeerGone,
+    PeerSlow,
+    PolicyChanged,
+    ReportState,
+    SendFrame,
+    StateReported,
+)
+from muxk.kernel.policy import Policy, PolicyBook
+
+LIVE_MAX = 8192
+"""Bound on live requests of all peers."""
+LIVE_PER_PEER_MAX = 2048
+STATE_REQUESTS_MAX = 64
+"""Bound on state requests that wait for the actors' answers."""
+SWAPS_MAX = 8
+"""Bound on policies that wait to be compiled."""
+KEEP_ALIVE_NS = 1_000_000_000
+REPORTING_ACTORS = 7
+
+Compile = Callable[[str, str, Mapping[str, str]], Policy]
+"""(text, file name, settings) -> policy; raises an exception whose text is a report for the user."""
+
+
+class _NamedCommand(msgspec.Struct, tag_field="type", tag="Submit"):
+    """As much of a broken `Submit` as is needed to fail it by name."""
+
+    request_id: str
+
+
+class Gateway(Actor):
+    """One a server; permanent."""
+
+    Accepts = GatewayInbox
+
+    def __init__(
+        self,
+        refs: Refs,
+        options: GatewayOptions,
+        book: PolicyBook,
+        compile_policy: Compile,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._refs = refs
+        self._options = options
+        self._book = book
+        self._compile = compile_policy
+        self._on_ready = on_ready
+        self._limits = ModelLimits(options.vocabulary_size, options.max_context_tokens)
+        self._decoder = msgspec.msgpack.Decoder(wire.AnyCommand)
+        self._named = msgspec.msgpack.Decoder(_NamedCommand)
+        self._encoder = msgspec.msgpack.Encoder()
+        self.state = GatewayState(policy_name=options.policy_name, policy_sha=options.policy_sha)
+
+    def started(self) -> None:
+        self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
+
+    # --- frames from clients ---
+
+    def on_frame_received(self, message: FrameReceived) -> None:
+        try:
+            command = self._decoder.decode(message.payload)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            self._answer_broken(message, error)
+            return
+        match command:
+            case wire.Submit():
+                self._submit(message.peer, command)
+            case wire.Abort():
+                self._abort_named(message.peer, command.request_id)
+            case wire.GetState():
+                self._collect_state(message.peer, command.ticket)
+            case wire.SwapPolicy():
+                self._swap(message.peer, command)
+            case wire.Drain():
+                self.draining()
+            case wire.Hello():
+                self._hello(message.peer, command)
+
+    def _answer_broken(self, message: FrameReceived, error: Exception) -> None:
+        """A broken `Submit` fails by its name when it has one; anything else is a protocol error."""
+        self.state.broken_frames += 1
+        try:
+            request_id = self._named.decode(message.payload).request_id
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            self._tell(message.peer, wire.ProtocolError(f"frame can not be understood: {error}"))
+            return
+        if request_id in self.state.names.get(message.peer, {}):
+            self._tell(message.peer, wire.DuplicateRequest(request_id))
+        else:
+            self._tell(message.peer, wire.Failed(request_id, "invalid", str(error)))
+
+    def _hello(self, peer: bytes, command: wire.Hello) -> None:
+        options = self._options
+        if command.version != wire.PROTOCOL_VERSION:
+            text = f"this server speaks protocol {wire.PROTOCOL_VERSION}, the client {command.version}"
+            self._tell(peer, wire.ProtocolError(text))
+            return
+        welcome = wire.Welcome(
+            version=wire.PROTOCOL_VERSION,
+            model=options.model,
+            device=options.device,
+            policy=self.state.policy_name,
+            max_context_tokens=options.max_context_tokens,
+            vocabulary_size=options.vocabulary_size,
+        )
+        self._tell(peer, welcome)
+
+    def _submit(self, peer: bytes, submit: wire.Submit) -> None:
+        state = self.state
+        names = state.names.get(peer, {})
+        if submit.request_id in names:
+            self._tell(peer, wire.DuplicateRequest(submit.request_id[:256]))
+            return
+        refusal = self._refusal(len(names))
+        if refusal is not None:
+            self._tell(peer, wire.Failed(submit.request_id, *refusal))
+            return
+        try:
+            params = validate(submit, self._limits, state.draw_seed(self._options.seed))
+        except Invalid as error:
+            self._tell(peer, wire.Failed(submit.request_id[:256], "invalid", str(error)))
+            return
+        request_id = state.add(peer, submit.request_id, self.now_ns())
+        turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
+        encode = EncodeRequest(
+            request_id=request_id,
+            arrival_ns=self.now_ns(),
+            text=submit.prompt,
+            turns=turns or None,
+            token_ids=None if submit.prompt_token_ids is None else tuple(submit.prompt_token_ids),
+            params=params,
+            max_tokens_given=submit.max_tokens is not None,
+            priority=submit.priority,
+        )
+        self.send(self._refs.tokenizer, encode)
+
+    def _refusal(self, live_of_peer: int) -> tuple[str, str] | None:
+        """(code, message) when no request at all can be taken now."""
+        if self.state.draining:
+            return "draining", "the server is draining and takes no new requests"
+        if len(self.state.live) >= LIVE_MAX:
+            return "overloaded", f"{LIVE_MAX} requests are live, the bound of this server"
+        if live_of_peer >= LIVE_PER_PEER_MAX:
+            return "overloaded", f"{LIVE_PER_PEER_MAX} requests of this client are live, the bound"
+        return None
+
+    def _abort_named(self, peer: bytes, name: str) -> None:
+        request_id = self.state.names.get(peer, {}).get(name)
+        if request_id is None:
+            return
+        live = self.state.live[request_id]
+        self._tell(peer, live.finished("abort", None))
+        self._abort(request_id)
+
+    def _abort(self, request_id: int) -> None:
+        """The client has its terminal event, or is gone; wait for the owner to let go."""
+        self.state.end_for_client(request_id)
+        self.state.aborts += 1
+        self.send(self._refs.tokenizer, AbortRequest(request_id, laps=0))
+
+    # --- what becomes of requests ---
+
+    def on_request_accepted(self, message: RequestAccepted) -> None:
+        live = self.state.live.get(message.request_id)
+        if live is None:
+            return
+        live.prompt_tokens = message.prompt_tokens
+        if not live.ended:
+            self._tell(live.peer, wire.Accepted(live.name, message.prompt_tokens))
+
+    def on_request_refused(self, message: RequestRefused) -> None:
+        self.state.refused += 1
+        self._fail(message.request_id, message.code, message.reason)
+
+    def on_request_failed(self, message: RequestFailed) -> None:
+        self.state.failed += 1
+        self._fail(message.request_id, message.code, message.reason)
+
+    def _fail(self, request_id: int, code: str, reason: str) -> None:
+        live = self.state.live.get(request_id)
+        if live is None:
+            return
+        if not live.ended:
+            self._tell(live.peer, wire.Failed(live.name, code, reason))
+        self._forget(request_id)
+
+    def on_text_emitted(self, message: TextEmitted) -> None:
+        """One frame a peer and step."""
+        events: dict[bytes, list[Any]] = {}
+        now_ns = self.now_ns()
+        for row in message.rows:
+            live = self.state.live.get(row.request_id)
+            if live is None:
+                continue
+            if not live.ended:
+                events.setdefault(live.peer, []).extend(self._row_events(live, row, now_ns))
+            if row.finish_reason is not None:
+                self._forget(row.request_id)
+        for peer, of_peer in events.items():
+            self._tell(peer, *of_peer)
+
+    def _row_events(self, live: Live, row: TextRow, now_ns: int) -> list[Any]:
+        self.state.note_tokens(live, row, now_ns)
+        events: list[Any] = [wire.Tokens(live.name, row.text, row.tokens)]
+        if row.finish_reason is not None:
+            events.append(live.finished(row.finish_reason, row.stop_reason))
+        return events
+
+    def on_request_aborted(self, message: RequestAborted) -> None:
+        if message.request_id in self.state.live:
+            self._forget(message.request_id)
+
+    def _forget(self, request_id: int) -> None:
+        self.state.end_for_client(request_id)
+        self.state.live.pop(request_id, None)
+        self._stop_if_drained()
+
+    # --- peers ---
+
+    def on_peer_gone(self, message: PeerGone) -> None:
+        for request_id in list(self.state.names.get(message.peer, {}).values()):
+            self._abort(request_id)
+
+    def on_peer_slow(self, message: PeerSlow) -> None:
+        """Frames to it were lost, so that its streams can not be whole any more."""
+        self.state.slow_peers += 1
+        for request_id in list(self.state.names.get(message.peer, {}).values()):
+            self._abort(request_id)
+
+    def on_keep_alive(self, message: KeepAlive) -> None:
+        for peer in list(self.state.names):
+            self._tell(peer)
+        self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
+
+    def _tell(self, peer: bytes, *events: Any) -> None:
+        self.send(self._refs.ingress, SendFrame(peer, self._encoder.encode(wire.Frame(events))))
+
+    # --- policy, state, drain ---
+
+    def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
+        state = self.state
+        if len(state.swaps) >= SWAPS_MAX:
+            report = f"{SWAPS_MAX} policies are being compiled already"
+            self._tell(peer, wire.PolicySwapped(command.ticket, False, "", "", report))
+            return
+        ticket = state.next_ticket()
+        state.swaps[ticket] = (peer, command.ticket)
+        self.offload(_compiler(self._compile, self._book, command, ticket), size=len(command.source))
+
+    def on_policy_compiled(self, message: PolicyCompiled) -> None:
+        waiting = self.state.swaps.pop(message.ticket, None)
+        accepted = bool(message.sha)
+        if accepted:
+            self.state.policy_name, self.state.policy_sha = message.name, message.sha
+            changed = PolicyChanged(message.sha)
+            self.send(self._refs.arbiter, changed)
+            self.send(self._refs.admission, changed)
+            self.send(self._refs.decode, changed)
+        if waiting is not None:
+            peer, ticket = waiting
+            answer = wire.PolicySwapped(ticket, accepted, message.name, message.sha, message.report)
+            self._tell(peer, answer)
+
+    def _collect_state(self, peer: bytes, ticket: int) -> None:
+        state = self.state
+        if len(state.collections) >= STATE_REQUESTS_MAX:
+            self._tell(peer, wire.ProtocolError(f"{STATE_REQUESTS_MAX} state requests wait already"))
+            return
+        collection = state.next_ticket()
+        state.collections[collection] = StateCollection(peer, ticket, {"server": self._server_state()})
+        report = ReportState(collection)
+        self.send(self._refs.tokenizer, report)
+        self.send(self._refs.admission, report)
+        self.send(self._refs.kv_pool, report)
+        self.send(self._refs.prefill, report)
+        self.send(self._refs.decode, report)
+        self.send(self._refs.estimator, report)
+        self.send(self._refs.arbiter, report)
+
+    def on_state_reported(self, message: StateReported) -> None:
+        collection = self.state.collections.get(message.ticket)
+        if collection is None:
+            return
+        collection.parts[message.actor] = message.state
+        if len(collection.parts) == REPORTING_ACTORS + 1:
+            del self.state.collections[message.ticket]
+            self._tell(collection.peer, wire.State(collection.ticket, collection.parts))
+
+    def _server_state(self) -> dict[str, Any]:
+        shown = self.state.describe()
+        shown.update(model=self._options.model, device=self._options.device)
+        return shown
+
+    def on_estimator_ready(self, message: EstimatorReady) -> None:
+        self.state.ready = True
+        self._on_ready()
+
+    def on_engine_failed(self, message: EngineFailed) -> None:
+        """The others were rebuilt and know none of the live requests any more."""
+        state = self.state
+        state.collections.clear()
+        state.ready = False
+        reason = f"{message.actor} failed and was restarted: {message.reason}"
+        for request_id in list(state.live):
+            self._fail(request_id, "engine_failed", reason)
+        for actor in (self._refs.admission, self._refs.decode):
+            self.send(actor, PolicyChanged(state.policy_sha))
+        self.send(self._refs.arbiter, PolicyChanged(state.policy_sha))
+
+    def draining(self) -> None:
+        if self.state.draining:
+            return
+        self.state.draining = True
+        for peer in list(self.state.names):
+            self._tell(peer, wire.Draining())
+        self._stop_if_drained()
+
+    def _stop_if_drained(self) -> None:
+        if self.state.draining and not self.state.live:
+            self.stop("drained")
+
+    def describe(self) -> dict[str, Any]:
+        return self._server_state()
+
+
+def _compiler(
+    compile_policy: Compile, book: PolicyBook, command: wire.SwapPolicy, ticket: int
+) -> Callable[[], PolicyCompiled]:
+    """A function for the runtime's thread: a large policy must not hold up tokens."""
+
+    def run() -> PolicyCompiled:
+        try:
+            policy = compile_policy(command.source, command.filename, command.settings)
+        except Exception as error:  # whatever is wrong with it, the old policy goes on
+            return PolicyCompiled(ticket, "", "", str(error))
+        return PolicyCompiled(ticket, book.add(policy), policy.name, "")
+
+    return run

@@ -1,0 +1,190 @@
+"""The composition root: which actors there are, what each is given, and how a server is run.
+
+A new actor is one line in `build_specs`. Everything else about a run (clock, inboxes, threads) is the
+runtime's; the same specs run in real and in virtual time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+from muxk.actors.admission import Admission
+from muxk.actors.backends import Backend, StartupError, open_backend
+from muxk.actors.decode import Decode
+from muxk.actors.estimator import Estimator
+from muxk.actors.gateway import Gateway
+from muxk.actors.gateway_state import GatewayOptions
+from muxk.actors.kv_pool import KvPool
+from muxk.actors.prefill import Prefill
+from muxk.actors.refs import Refs
+from muxk.actors.rundir import (
+    RunDirectoryError,
+    claim_run_directory,
+    default_endpoint,
+    run_directory,
+)
+from muxk.actors.tokenizer import TokenizerActor
+from muxk.kernel.actor import ActorSpec
+from muxk.kernel.arbiter import Arbiter
+from muxk.kernel.ingress import Ingress
+from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.realtime import RealtimeRuntime
+from muxk.kernel.trace import Trace
+from muxk.policies.engine import compile_policy, load_policy
+from muxk.policies.problems import PolicyError
+from muxk.profiles.calibration import plan_probes
+
+__all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
+
+Progress = Callable[[str, float], None]
+"""(what is being done, share done from 0 to 1)."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `muxk run` is told."""
+
+    policy: str
+    """A path, or the name of a shipped policy."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    """`auto`, `cpu`, `cpu:N` for N cores, `sim` or `sim:N` for a simulated device of N units."""
+    model: str = "smollm2-135m-instruct"
+    dtype: str = "auto"
+    endpoint: str | None = None
+    kv_tokens: int | None = None
+    max_queue: int | None = None
+    run_directory: Path | None = None
+    seed: int | None = None
+    """Of requests that bring no seed; None: as the system's entropy says."""
+
+
+def build_specs(
+    backend: Backend,
+    policy: Policy,
+    *,
+    seed: int,
+    on_ready: Callable[[], None] = lambda: None,
+    calibrate: bool = True,
+    book: PolicyBook | None = None,
+) -> list[ActorSpec]:
+    """The actors of one server over one device, in the order in which they start."""
+    refs = Refs()
+    book = book if book is not None else PolicyBook()
+    sha = book.add(policy)
+    device = backend.device
+    options = GatewayOptions(
+        model=backend.model,
+        device=device.name,
+        policy_name=policy.name,
+        policy_sha=sha,
+        vocabulary_size=backend.tokenizer.vocabulary_size,
+        max_context_tokens=backend.max_context_tokens,
+        seed=seed,
+    )
+    probes = []
+    if calibrate:
+        probes = plan_probes(device.units, device.splits(), device.layers, backend.max_context_tokens)
+    end_ids = backend.tokenizer.end_ids
+    generations = itertools.count()
+
+    def new_arbiter() -> Arbiter:
+        generation = next(generations)
+        if generation:
+            device.reset()
+        return Arbiter(device, book, sha, refs, first_item=1 + (generation << 32))
+
+    return [
+        ActorSpec(
+            "gateway",
+            partial(Gateway, refs, options, book, compile_policy, on_ready),
+            Gateway,
+            permanent=True,
+        ),
+        ActorSpec("tokenizer", partial(TokenizerActor, refs, backend.tokenizer), TokenizerActor),
+        ActorSpec(
+            "admission",
+            partial(Admission, refs, book, sha, backend.max_context_tokens, device.layers),
+            Admission,
+        ),
+        ActorSpec("kv_pool", partial(KvPool, refs, device.pages), KvPool),
+        ActorSpec("prefill", partial(Prefill, refs), Prefill),
+        ActorSpec("decode", partial(Decode, refs, book, sha, end_ids), Decode),
+        ActorSpec("arbiter", new_arbiter, Arbiter),
+        ActorSpec("estimator", partial(Estimator, refs, probes, device.layers), Estimator),
+    ]
+
+
+def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None]) -> str:
+    """Serve until stopped, and return the reason.
+
+    `ready(endpoint)` is called once, when the first tables of the estimator are out. The first SIGINT or
+    SIGTERM drains: what is accepted is finished. The second stops.
+
+    Raises:
+        StartupError: with a message for the user.
+    """
+    policy = _load_policy(options)
+    directory = options.run_directory or run_directory()
+    try:
+        claim = claim_run_directory(directory, exclusive=options.endpoint is None)
+    except (RunDirectoryError, OSError) as error:
+        raise StartupError(str(error)) from error
+    with claim:
+        backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
+        endpoint = options.endpoint or default_endpoint(directory)
+        try:
+            return anyio.run(_serve, options, backend, policy, endpoint, directory, progress, ready)
+        finally:
+            backend.device.close()
+
+
+def _load_policy(options: ServeOptions) -> Policy:
+    try:
+        return load_policy(options.policy, options.settings)
+    except PolicyError as error:
+        raise StartupError(str(error)) from error
+
+
+async def _serve(
+    options: ServeOptions,
+    backend: Backend,
+    policy: Policy,
+    endpoint: str,
+    directory: Path,
+    progress: Progress,
+    ready: Callable[[str], None],
+) -> str:
+    ingress = Ingress(endpoint)
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(8), "little")
+    specs = build_specs(backend, policy, seed=seed, on_ready=lambda: ready(ingress.endpoint))
+    runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
+    backend.device.start(runtime.port("arbiter"))
+    progress("measuring decode steps and prefill layers", 0.0)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch_signals, runtime)
+            reason = await runtime.run()
+            tasks.cancel_scope.cancel()
+    except OSError as error:
+        raise StartupError(f"can not listen on {endpoint}: {error}") from error
+    return reason
+
+
+async def _watch_signals(runtime: RealtimeRuntime) -> None:
+    """The first signal drains, the second stops."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        seen = 0
+        async for _ in signals:
+            seen += 1
+            if seen == 1:
+                runtime.request_drain()
+            else:
+                runtime.request_stop("stopped by a second signal")
