@@ -1,0 +1,244 @@
+"""What one connection knows: its live requests and open questions. No sockets; `aio.py` feeds it frames.
+
+Invariant: every request that was submitted ends exactly once, with a `Finished` or a `RequestError`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+from muxk.client import protocol
+from muxk.client.errors import RequestError
+
+DELTAS_BOUND = 1024
+"""Deltas that wait in one stream; over it the newest ones are merged, so a slow reader loses nothing."""
+
+Value = TypeVar("Value")
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New output of a request. `text` may lag behind `token_ids`: it never splits a character."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    arrived_ns: int
+    """`time.perf_counter_ns` when the frame was read from the socket."""
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    stop_reason: str | None
+    """The stop string that ended it, if one did."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was in the prefix index."""
+
+
+class Answer(Generic[Value]):
+    """One value that arrives later, or the error that came instead."""
+
+    def __init__(self) -> None:
+        self._arrived = anyio.Event()
+        self._value: list[Value] = []
+        self._error: RequestError | None = None
+
+    def give(self, value: Value) -> None:
+        if not self._arrived.is_set():
+            self._value.append(value)
+            self._arrived.set()
+
+    def fail(self, error: RequestError) -> None:
+        if not self._arrived.is_set():
+            self._error = error
+            self._arrived.set()
+
+    async def wait(self) -> Value:
+        """The value. Raises RequestError."""
+        await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+class Inbox:
+    """The side of a stream that events go into; a bounded queue and the end."""
+
+    def __init__(self, bound: int) -> None:
+        assert bound >= 1
+        self._bound = bound
+        self._queue: deque[Delta] = deque()
+        self._changed = anyio.Event()
+        self.prompt_tokens = 0
+        """0 until the server accepted the request."""
+        self.heard = False
+        """True once any event came for it."""
+        self.finished: protocol.Finished | None = None
+        self.error: RequestError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+    def accept(self, prompt_tokens: int) -> None:
+        self.prompt_tokens, self.heard = prompt_tokens, True
+        self._wake()
+
+    def put(self, delta: Delta) -> None:
+        """Queue a delta; over the bound it is merged with the newest one that waits."""
+        self.heard = True
+        if len(self._queue) >= self._bound:
+            last = self._queue.pop()
+            delta = Delta(last.text + delta.text, last.token_ids + delta.token_ids, delta.arrived_ns)
+        self._queue.append(delta)
+        self._wake()
+
+    def finish(self, event: protocol.Finished) -> None:
+        if not self.ended:
+            self.finished = event
+            self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        if not self.ended:
+            self.error = error
+            self._wake()
+
+    def take(self) -> list[Delta]:
+        """Everything that waits, oldest first."""
+        taken = list(self._queue)
+        self._queue.clear()
+        return taken
+
+    async def wait(self) -> None:
+        """Until something was put, accepted or ended since the last `take`."""
+        if not self._queue and not self.ended:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+class Session:
+    """The requests and questions of one connection."""
+
+    def __init__(self, deltas_bound: int = DELTAS_BOUND) -> None:
+        self._deltas_bound = deltas_bound
+        self._decoder = msgspec.msgpack.Decoder(protocol.Frame)
+        self._inboxes: dict[str, Inbox] = {}
+        self._answers: dict[int, Answer[protocol.State | protocol.PolicySwapped]] = {}
+        self._tickets = 0
+        self._handlers: dict[type[protocol.Event], Callable[..., None]] = {
+            protocol.Welcome: self._on_welcome,
+            protocol.Accepted: self._on_accepted,
+            protocol.Tokens: self._on_tokens,
+            protocol.Finished: self._on_finished,
+            protocol.Failed: self._on_failed,
+            protocol.DuplicateRequest: self._on_duplicate,
+            protocol.State: self._on_answer,
+            protocol.PolicySwapped: self._on_answer,
+            protocol.ProtocolError: self._on_protocol_error,
+            protocol.Draining: self._on_draining,
+        }
+        self.welcome: Answer[protocol.Welcome] = Answer()
+        self.draining: Answer[None] = Answer()
+        self.lost: RequestError | None = None
+        """Why the connection ended, once it has."""
+        self.heard_ns = 0
+        """When the last frame came."""
+
+    @property
+    def busy(self) -> bool:
+        """True while somebody waits for the server."""
+        return bool(self._inboxes or self._answers)
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._inboxes
+
+    def open_request(self, request_id: str) -> Inbox:
+        """Events of `request_id` go into the inbox from now on; the id must not be live."""
+        assert request_id not in self._inboxes
+        inbox = self._inboxes[request_id] = Inbox(self._deltas_bound)
+        return inbox
+
+    def open_question(self) -> tuple[int, Answer[protocol.State | protocol.PolicySwapped]]:
+        """A new ticket and where its answer will be."""
+        self._tickets += 1
+        answer: Answer[protocol.State | protocol.PolicySwapped] = Answer()
+        self._answers[self._tickets] = answer
+        return self._tickets, answer
+
+    def close_question(self, ticket: int) -> None:
+        self._answers.pop(ticket, None)
+
+    def receive(self, payload: bytes, now_ns: int) -> None:
+        """Hand out the events of one frame. A frame that is not one loses the connection."""
+        self.heard_ns = now_ns
+        try:
+            frame = self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.lose(RequestError("protocol", f"the server sent something that is no muxk frame: {error}"))
+            return
+        for event in frame.events:
+            self._handlers[type(event)](event, now_ns)
+
+    def lose(self, error: RequestError) -> None:
+        """The connection is over: everything that is open fails."""
+        if self.lost is None:
+            self.lost = error
+        inboxes, self._inboxes = self._inboxes, {}
+        answers, self._answers = self._answers, {}
+        for inbox in inboxes.values():
+            inbox.fail(error)
+        self.welcome.fail(error)
+        self.draining.fail(error)
+        for answer in answers.values():
+            answer.fail(error)
+
+    def _on_welcome(self, event: protocol.Welcome, _now_ns: int) -> None:
+        self.welcome.give(event)
+
+    def _on_accepted(self, event: protocol.Accepted, _now_ns: int) -> None:
+        if inbox := self._inboxes.get(event.request_id):
+            inbox.accept(event.prompt_tokens)
+
+    def _on_tokens(self, event: protocol.Tokens, now_ns: int) -> None:
+        if inbox := self._inboxes.get(event.request_id):
+            inbox.put(Delta(event.text, event.token_ids, now_ns))
+
+    def _on_finished(self, event: protocol.Finished, _now_ns: int) -> None:
+        if inbox := self._inboxes.pop(event.request_id, None):
+            inbox.finish(event)
+
+    def _on_failed(self, event: protocol.Failed, _now_ns: int) -> None:
+        if inbox := self._inboxes.pop(event.request_id, None):
+            inbox.fail(RequestError(event.code, event.message))
+
+    def _on_duplicate(self, event: protocol.DuplicateRequest, _now_ns: int) -> None:
+        """Not terminal, and this client never sends a live id twice: the first request goes on."""
+
+    def _on_answer(self, event: protocol.State | protocol.PolicySwapped, _now_ns: int) -> None:
+        if answer := self._answers.pop(event.ticket, None):
+            answer.give(event)
+
+    def _on_protocol_error(self, event: protocol.ProtocolError, _now_ns: int) -> None:
+        """One command was not understood, and the server can not say which: what is unanswered fails."""
+        error = RequestError("protocol", f"the server did not understand a command: {event.message}")
+        for request_id in [name for name, inbox in self._inboxes.items() if not inbox.heard]:
+            self._inboxes.pop(request_id).fail(error)
+        answers, self._answers = self._answers, {}
+        self.welcome.fail(error)
+        for answer in answers.values():
+            answer.fail(error)
+
+    def _on_draining(self, _event: protocol.Draining, _now_ns: int) -> None:
+        self.draining.give(None)

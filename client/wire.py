@@ -1,0 +1,106 @@
+"""One DEALER socket with its monitor, for use from one event loop. Never waits, except in `readable`.
+
+The descriptors are edge-triggered and any call on a socket may take the edge, so every wake-up and every send
+is followed by reading until the socket is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""A server that sends a larger frame is disconnected by ZeroMQ."""
+
+SEND_BOUND = 4096
+"""Commands that may wait in the socket."""
+
+LINGER_MS = 200
+"""How long closing may take to get the last command out."""
+
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 10_000
+
+LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class Wire:
+    """A connection that is never remade: when the peer goes, `lost` says so and stays true."""
+
+    def __init__(self, endpoint: str, receive: Callable[[bytes], None]) -> None:
+        """`receive` is called with each frame. Raises zmq.ZMQError when the endpoint makes no sense."""
+        self._receive = receive
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        try:
+            self._configure()
+            events = zmq.EVENT_CONNECTED | LOST | HANDSHAKE_FAILED
+            self._monitor = self._socket.get_monitor_socket(events)
+            self._socket.connect(endpoint)
+        except (zmq.ZMQError, OSError):
+            self._context.destroy(linger=0)
+            raise
+        self.connected = False
+        self.lost = False
+
+    def _configure(self) -> None:
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # requests do not survive, so neither does the wire
+        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_BOUND)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the reader: each stream merges what waits
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+
+    def try_send(self, payload: bytes) -> bool:
+        """Send one frame; False when too many wait. Frames that came meanwhile are received."""
+        try:
+            self._socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self.drain()
+        return True
+
+    def drain(self) -> None:
+        """Receive every frame that is there."""
+        while True:
+            try:
+                payload = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(payload)
+
+    def watch(self) -> None:
+        """Read what happened to the connection; frames that came before its end are received first."""
+        while True:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_CONNECTED:
+                self.connected = True
+            else:
+                self.drain()
+                self.lost = True
+
+    async def readable(self) -> None:
+        """Until frames may have come."""
+        await anyio.wait_readable(int(self._socket.getsockopt(zmq.FD)))
+
+    async def changed(self) -> None:
+        """Until something may have happened to the connection."""
+        await anyio.wait_readable(int(self._monitor.getsockopt(zmq.FD)))
+
+    def close(self) -> None:
+        """Close; idempotent. Nobody may wait in `readable` or `changed` any more."""
+        if self._context.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._context.destroy(linger=LINGER_MS if self.connected and not self.lost else 0)
