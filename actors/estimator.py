@@ -2,8 +2,8 @@
 
 At start it runs a few seconds of probes through the arbiter; then it learns from completed items alone, and
 broadcasts immutable tables. The guard of decode is an upper quantile of measured over predicted, so that a
-policy that keeps within it keeps its SLO for that share of the steps. Invariant: tables are only ever replaced
-as a whole, and never hold a time that shrinks when load grows.
+policy that keeps within it keeps its SLO for that share of the steps. Invariant: tables are only ever
+replaced as a whole, and never hold a time that shrinks when load grows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """gateway: the server's face to clients.
 
-It decodes frames from the ingress, validates, names each request with an internal id that nobody else can
-guess or collide with, and turns what comes back into events. It outlives a crash of the other actors. Invariants: every
-request of a client gets exactly one terminal event; nothing a peer sends raises here; a peer that is gone, or
-does not read, has its requests aborted.
+It decodes frames from the ingress, validates, gives each request an id of its own inside, so that names of
+two clients can not collide, and turns what comes back into events. It outlives a crash of the other actors.
+Invariants: every request of a client gets exactly one terminal event; nothing a peer sends raises here; a
+peer that is gone, or does not read, has its requests aborted.
 """
 
 from __future__ import annotations

@@ -79,6 +79,9 @@ class Arbiter(Actor):
         self._splits = SplitLedger(device)
         self.state = ArbiterState(policy=book[policy_sha])
 
+    def started(self) -> None:
+        self._splits.begin(self.now_ns())
+
     # --- facts that change the view ---
 
     def on_run_probe(self, message: RunProbe) -> None:

@@ -109,6 +109,10 @@ class SplitLedger:
             legal |= {split, Split(split.decode_units, 0), Split(0, split.prefill_units)}
         return frozenset(legal)
 
+    def begin(self, now_ns: int) -> None:
+        """The clock of residencies starts here."""
+        self._since_ns = now_ns
+
     @property
     def shares_time(self) -> bool:
         """True when both phases take turns on one lane over the whole device."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from muxk.kernel.device import DevicePort, ItemDone, ItemFailed, Runner
+from muxk.kernel.device import DevicePort, ItemDone, ItemFailed, Lane, Runner
 from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, Split
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class CpuDevice:
             phase = Phase.DECODE
         return self._lanes[phase, units]
 
-    def launch(self, lane: CpuLane, item: Item, after: Sequence[int]) -> None:
+    def launch(self, lane: Lane, item: Item, after: Sequence[int]) -> None:
+        assert isinstance(lane, CpuLane)
         ended = self._ended
         for item_id in [item_id for item_id, event in ended.items() if event.is_set()]:
             del ended[item_id]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from muxk.kernel.device import DevicePort, ItemDone
+from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.work import (
     PAGE_SIZE,
     DecodeWork,
@@ -116,7 +116,8 @@ class SimDevice:
             return SimLane(f"decode@{units}", range(units))
         return SimLane(f"prefill@{units}", range(self.units - units, self.units))
 
-    def launch(self, lane: SimLane, item: Item, after: Sequence[int]) -> None:
+    def launch(self, lane: Lane, item: Item, after: Sequence[int]) -> None:
+        assert isinstance(lane, SimLane)
         assert self._port is not None, "start the device before launching"
         now_ns = self._port.now_ns()
         begins_ns = max(now_ns + self._costs.launch_ns, lane.free_ns, *[self._end_of(i) for i in after], 0)
