@@ -1,8 +1,7 @@
 """Inboxes of the realtime runtime: one ZeroMQ inproc endpoint for each generation of an actor.
 
 Every socket is used by one thread: the loop thread owns the PULL socket and one PUSH socket, every other
-thread that posts has a PUSH socket of its own. Depth is counted exactly on the side, since ZeroMQ learns
-about messages read in batches only.
+thread that posts has a PUSH socket of its own. The bound is an exact count on the side.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Inbox:
         self.received = 0
         """Messages taken out, by the loop thread."""
         self.pull = context.socket(zmq.PULL)
-        self.pull.setsockopt(zmq.RCVHWM, 1)
+        self.pull.setsockopt(zmq.RCVHWM, 0)
         self.pull.bind(self.endpoint)
         self.push = self.connect(context)
         self.receive: Callable[[int], bytes] = self.pull.recv
@@ -64,8 +63,9 @@ class Inbox:
         """A PUSH socket to this inbox, for the calling thread."""
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.LINGER, 0)
-        # ZeroMQ hears of messages read up to half a high-water mark late: twice the bound is not hit early.
-        push.setsockopt(zmq.SNDHWM, 2 * self.bound + 2)
+        # No high-water mark: ZeroMQ learns of messages read in batches and looks about once a millisecond,
+        # so a mark fails sends to an inbox that is nearly empty. The exact count is the bound.
+        push.setsockopt(zmq.SNDHWM, 0)
         push.connect(self.endpoint)
         return push
 

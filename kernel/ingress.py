@@ -90,16 +90,28 @@ class Ingress:
 
     def send(self, frame: SendFrame) -> None:
         """Send without waiting; the gateway hears PeerGone or PeerSlow when that fails."""
-        assert self._socket is not None
         self.pending = True  # a send takes the edge of a frame that arrived meanwhile
         try:
-            self._socket.send_multipart((frame.peer, frame.payload), zmq.NOBLOCK)
-        except zmq.Again:
-            self._tell(PeerSlow(peer=frame.peer))
+            if not (self._sent(frame) or self._sent_after_look(frame)):
+                self._tell(PeerSlow(peer=frame.peer))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._tell(PeerGone(peer=frame.peer))
+
+    def _sent(self, frame: SendFrame) -> bool:
+        assert self._socket is not None
+        try:
+            self._socket.send_multipart((frame.peer, frame.payload), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _sent_after_look(self, frame: SendFrame) -> bool:
+        # ZeroMQ looks about once a millisecond how far the peer has read; asking for EVENTS makes it look now.
+        assert self._socket is not None
+        self._socket.getsockopt(zmq.EVENTS)
+        return self._sent(frame)
 
     def pump(self, frames: int) -> None:
         """Take at most `frames` frames; `pending` stays true when there may be more."""

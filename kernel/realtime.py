@@ -188,15 +188,16 @@ class RealtimeRuntime:
                 self._supervisor.drain()
 
     def _after_turn(self) -> None:
+        frames_wait = self._ingress is not None and self._ingress.pending
+        if self._ready or self._failures or frames_wait:
+            self._doorbell.ring()
+        elif self._idle_wanted and self._stop_reason is None:
+            self._idle()
         if self._stop_reason is not None:
             self._stopped.set()
             return
-        if self._ready or self._failures or (self._ingress is not None and self._ingress.pending):
-            self._doorbell.ring()
-        elif self._idle_wanted:
-            self._idle()
-        deadline_ns = self._next_wake_ns()
-        if deadline_ns is not None and (self._armed_ns is None or deadline_ns < self._armed_ns):
+        wake_ns = self._next_wake_ns()
+        if wake_ns is not None and (self._armed_ns is None or wake_ns < self._armed_ns):
             self._rearm.set()
 
     def _handle_next(self, inbox: Inbox) -> None:

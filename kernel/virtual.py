@@ -20,7 +20,7 @@ from muxk.kernel.device import DevicePort
 from muxk.kernel.messages import SendFrame
 from muxk.kernel.names import INGRESS_NAME, UnknownRef
 from muxk.kernel.supervisor import Child, CrashReport, InboxOverflow, RestartLimit, Supervisor
-from muxk.kernel.trace import Trace
+from muxk.kernel.trace import DETAIL_BYTES, Trace
 from muxk.kernel.verbs import ActorContext, Port
 
 IDLE_NS = 250_000_000
@@ -255,7 +255,9 @@ class VirtualRuntime:
         message = delivery.message
         kind = type(message)
         self._trace.mix(self._now_ns, inbox.name, delivery.frame or kind.__name__.encode())
-        self._trace.record(self._now_ns, "handled", inbox.name, kind.__name__, message)
+        large = delivery.frame is not None and len(delivery.frame) > DETAIL_BYTES
+        detail = None if large else message
+        self._trace.record(self._now_ns, "handled", inbox.name, kind.__name__, detail)
         try:
             arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
             inbox.child.handlers[kind](arrived)
