@@ -1,13 +1,11 @@
 """Closures of the operators. Each takes the scope of a decision and returns a value.
 
 Leaves are `operator.attrgetter`, which runs in C; an operator adds one Python frame. Variants for a constant
-operand save a call. Arithmetic checks its result: `value - value` is 0 for every finite number and NaN,
-which is true, for infinity and NaN.
+operand save a call. Arithmetic checks its result; infinity and NaN fail the comparison as well.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -17,18 +15,14 @@ Run = Callable[[Any], Any]
 """A compiled expression: from the scope of a decision to a number or a bool."""
 
 
+LARGEST = 1e100
+LEAST = -LARGEST
+"""Results stay between, whole numbers too: nothing that is measured comes near."""
+
+
 def overflow() -> NoReturn:
     """Raise what a result that is no finite number means."""
     raise RuleError("the result is too large or not a number")
-
-
-def finite(value: float) -> float:
-    """The value, if it is finite.
-
-    Raises:
-        RuleError: infinity or NaN.
-    """
-    return value if math.isfinite(value) else overflow()
 
 
 def constant(value: Any) -> Run:
@@ -63,20 +57,20 @@ COMPARE_VALUES: dict[str, Callable[[Any, Any], bool]] = {
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 ARITHMETIC: dict[str, Callable[[Run, Run], Run]] = {
-    "+": lambda a, b: lambda s: overflow() if (v := a(s) + b(s)) - v else v,
-    "-": lambda a, b: lambda s: overflow() if (v := a(s) - b(s)) - v else v,
-    "*": lambda a, b: lambda s: overflow() if (v := a(s) * b(s)) - v else v,
-    "/": lambda a, b: lambda s: overflow() if (v := a(s) / b(s)) - v else v,
-    "//": lambda a, b: lambda s: overflow() if (v := a(s) // b(s)) - v else v,
-    "%": lambda a, b: lambda s: overflow() if (v := a(s) % b(s)) - v else v,
+    "+": lambda a, b: lambda s: v if LEAST < (v := a(s) + b(s)) < LARGEST else overflow(),
+    "-": lambda a, b: lambda s: v if LEAST < (v := a(s) - b(s)) < LARGEST else overflow(),
+    "*": lambda a, b: lambda s: v if LEAST < (v := a(s) * b(s)) < LARGEST else overflow(),
+    "/": lambda a, b: lambda s: v if LEAST < (v := a(s) / b(s)) < LARGEST else overflow(),
+    "//": lambda a, b: lambda s: v if LEAST < (v := a(s) // b(s)) < LARGEST else overflow(),
+    "%": lambda a, b: lambda s: v if LEAST < (v := a(s) % b(s)) < LARGEST else overflow(),
 }
 ARITHMETIC_CONSTANT: dict[str, Callable[[Run, Any], Run]] = {
-    "+": lambda a, c: lambda s: overflow() if (v := a(s) + c) - v else v,
-    "-": lambda a, c: lambda s: overflow() if (v := a(s) - c) - v else v,
-    "*": lambda a, c: lambda s: overflow() if (v := a(s) * c) - v else v,
-    "/": lambda a, c: lambda s: overflow() if (v := a(s) / c) - v else v,
-    "//": lambda a, c: lambda s: overflow() if (v := a(s) // c) - v else v,
-    "%": lambda a, c: lambda s: overflow() if (v := a(s) % c) - v else v,
+    "+": lambda a, c: lambda s: v if LEAST < (v := a(s) + c) < LARGEST else overflow(),
+    "-": lambda a, c: lambda s: v if LEAST < (v := a(s) - c) < LARGEST else overflow(),
+    "*": lambda a, c: lambda s: v if LEAST < (v := a(s) * c) < LARGEST else overflow(),
+    "/": lambda a, c: lambda s: v if LEAST < (v := a(s) / c) < LARGEST else overflow(),
+    "//": lambda a, c: lambda s: v if LEAST < (v := a(s) // c) < LARGEST else overflow(),
+    "%": lambda a, c: lambda s: v if LEAST < (v := a(s) % c) < LARGEST else overflow(),
 }
 
 

@@ -18,7 +18,7 @@ from muxk.policies import closures
 from muxk.policies.closures import Run
 from muxk.policies.lexer import Token, placeholders, tokenize
 from muxk.policies.marks import Scalar
-from muxk.policies.problems import Report, RuleError, did_you_mean
+from muxk.policies.problems import ABSENT, Report, RuleError, did_you_mean
 from muxk.policies.units import Type, UnitError, parse_quantity
 from muxk.policies.vocabulary import Constant, Vocabulary
 
@@ -61,7 +61,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, ArithmeticError):
         return "the result is too large or not a number"
     if isinstance(error, AttributeError) and error.obj is None:
-        return f"a value is absent ({error.name}): nothing runs, is parked or waits there"
+        return f"a value is absent ({error.name}): {ABSENT}"
     return str(error) or type(error).__name__
 
 
@@ -255,6 +255,9 @@ class _Compiler:
         return self._problem(node, f"unknown name '{text[:60]}' in {place}", did_you_mean(text, names, known))
 
     def _call(self, node: ast.Call, depth: int) -> _Code:
+        plain_arguments = not node.keywords and not any(isinstance(part, ast.Starred) for part in node.args)
+        if not isinstance(node.func, ast.Name) or not plain_arguments:
+            return self._problem(node, "this call is not part of the language")
         name = self._token_at(node.func.col_offset).text
         arguments = [self._visit(argument, depth + 1) for argument in node.args]
         if name in _BUILTINS:

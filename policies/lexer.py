@@ -122,7 +122,7 @@ def _in_order(tokens: list[Token], end: int, complain: Complain) -> bool:
     calls: list[bool] = []
     value_expected = True
     for previous, token in zip([None, *tokens], tokens, strict=False):
-        if message := _misplaced(token, value_expected, calls):
+        if message := _misplaced(token, previous, value_expected, calls):
             complain(token.offset, message, "")
             return False
         if token.kind is Kind.OPEN:
@@ -140,7 +140,7 @@ def _in_order(tokens: list[Token], end: int, complain: Complain) -> bool:
     return not value_expected and not calls
 
 
-def _misplaced(token: Token, value_expected: bool, calls: list[bool]) -> str:
+def _misplaced(token: Token, previous: Token | None, value_expected: bool, calls: list[bool]) -> str:
     """What is wrong with a token at its place, or empty. `calls` has True for each open call."""
     if value_expected:
         is_sign = token.kind is Kind.BINARY and token.text in ("-", "+")
@@ -148,9 +148,9 @@ def _misplaced(token: Token, value_expected: bool, calls: list[bool]) -> str:
             too_deep = token.kind is Kind.OPEN and len(calls) >= MAX_PARENTHESES
             return "too many nested parentheses" if too_deep else ""
         return f"a value is missing before '{token.text}'"
-    if token.kind is Kind.OPEN:
+    if token.kind is Kind.OPEN and previous is not None and previous.kind is Kind.NAME:
         return "" if len(calls) < MAX_PARENTHESES else "too many nested parentheses"
-    if token.kind in (Kind.NUMBER, Kind.NAME, Kind.PREFIX):
+    if token.kind in (Kind.NUMBER, Kind.NAME, Kind.PREFIX, Kind.OPEN):
         return f"an operator is missing before '{token.text[:40]}'"
     if token.kind is Kind.CLOSE and not calls:
         return "a parenthesis is closed that was not opened"

@@ -39,7 +39,7 @@ def load(text: str, filename: str, report: Report) -> Node | None:
         report.add(source.mark(position), "a character that YAML does not allow")
     except yaml.MarkedYAMLError as error:
         _report_syntax(error, source, report)
-    except ValueError:  # PyYAML on "\\U" escapes beyond the last code point, or "%YAML 99…" directives
+    except (ValueError, OverflowError):  # PyYAML on escapes beyond the last code point
         report.add(Mark(source, 1, 1), "the file is not valid YAML")
     return None
 

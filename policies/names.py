@@ -13,7 +13,7 @@ from typing import Any
 
 from muxk.kernel.view import PrefillView, RequestView, View
 from muxk.kernel.work import PAGE_SIZE, Split
-from muxk.policies.problems import RuleError
+from muxk.policies.problems import ABSENT, RuleError
 from muxk.policies.units import Type
 from muxk.policies.vocabulary import Constant, Function, Name, Vocabulary
 
@@ -161,7 +161,7 @@ def _slack(scope: DecideScope, batch: PrefillView) -> float:
 
 def _present(batch: PrefillView | None) -> None:
     if batch is None:
-        raise RuleError("a value is absent: nothing runs, is parked or waits there")
+        raise RuleError(f"a value is absent: {ABSENT}")
 
 
 def _candidate_fits(scope: DecideScope) -> bool:

@@ -12,6 +12,9 @@ WINDOW = 120
 """Characters of a long source line that are shown around the caret."""
 
 
+ABSENT = "ask running.active, parked.waiting or candidate.waiting first"
+
+
 class RuleError(Exception):
     """An expression has no value for this view: division by zero, overflow, NaN, or an absent name."""
 
