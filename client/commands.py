@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import msgspec
 from muxk.client import protocol
@@ -24,6 +24,9 @@ class Sampling(TypedDict, total=False):
     priority: int
 
 
+REQUEST_ID_MAX = 256
+"""Characters of a request's name."""
+
 Message = protocol.ChatMessage | Mapping[str, str]
 
 
@@ -37,6 +40,8 @@ def make_submit(
     """A `Submit` with exactly one kind of prompt. Raises RequestError with the code `invalid`."""
     if sum(given is not None for given in (prompt, token_ids, messages)) != 1:
         raise RequestError("invalid", "give exactly one of prompt, token_ids and messages")
+    if not 1 <= len(request_id) <= REQUEST_ID_MAX:
+        raise RequestError("invalid", f"request_id needs 1 to {REQUEST_ID_MAX} characters")
     try:
         return protocol.Submit(
             request_id=request_id,
@@ -62,11 +67,7 @@ def encode(command: protocol.Command) -> bytes:
     """One frame, read back once to check its types. Raises RequestError with the code `invalid`."""
     try:
         payload = msgspec.msgpack.encode(command)
-        _check(payload)
+        msgspec.msgpack.decode(payload, type=protocol.AnyCommand)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise RequestError("invalid", f"{type(command).__name__}: {error}") from error
     return payload
-
-
-def _check(payload: bytes) -> Any:
-    return msgspec.msgpack.decode(payload, type=protocol.AnyCommand)

@@ -1,0 +1,38 @@
+"""The `muxk` command. Each command lives in a module of its own; this one puts them together."""
+
+from __future__ import annotations
+
+import typer
+from muxk.client import cli_bench, cli_policy, cli_run, cli_state, cli_talk
+
+
+def build_app() -> typer.Typer:
+    """The command with its sub-commands."""
+    app = typer.Typer(
+        name="muxk",
+        help="Serve a language model with prefill and decode side by side, scheduled by a YAML policy.",
+        epilog="Start with:  muxk run policies/muxwise.yaml --demo",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    policy = typer.Typer(help="Work with the policy of a running server.", no_args_is_help=True)
+    policy.command("swap")(cli_policy.swap)
+    app.command("run")(cli_run.run)
+    app.command("submit")(cli_talk.submit)
+    app.command("chat")(cli_talk.chat)
+    app.command("check")(cli_policy.check)
+    app.add_typer(policy, name="policy")
+    app.command("state")(cli_state.state)
+    app.command("bench")(cli_bench.bench)
+    return app
+
+
+def main() -> None:
+    """Entry point of the `muxk` script."""
+    build_app()()
+
+
+if __name__ == "__main__":
+    main()

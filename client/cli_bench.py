@@ -1,0 +1,5 @@
+"""`muxk bench`."""
+
+
+def bench() -> None:
+    pass

@@ -1,0 +1,169 @@
+"""`muxk run`: the server, or with `--demo` a server and a show of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings, readable_errors
+from muxk.client.progress import Display, JsonDisplay, say, terminal_display
+
+if TYPE_CHECKING:
+    from muxk.actors.system import ServeOptions
+
+INTERRUPTED = 130
+
+
+def run(
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped one: muxwise.")
+    ],
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Start a server, show chats and long prompts on it, and end.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cpu:N for N cores, or sim:N for a simulated device of N units.")
+    ] = "auto",
+    model: Annotated[
+        str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
+    ] = "smollm2-135m-instruct",
+    dtype: Annotated[
+        str, typer.Option(help="auto is fast and faithful, float32 is the reference, fp16 packs weights.")
+    ] = "auto",
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Listen here, e.g. tcp://127.0.0.1:5555. Default: a socket that only you can open.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: fits the device.")
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(min=1, help="Refuse requests when this many wait. Default: the policy's.")
+    ] = None,
+    demo_seconds: Annotated[float, typer.Option(min=5.0, help="How long the demo shows requests.")] = 35.0,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Serve a model under a policy until stopped.
+
+    The first Ctrl-C finishes the requests that were accepted, the second stops at once.
+    """
+    values = parse_settings(settings)
+    if demo:
+        _demo(demo_seconds, policy, values, device, model, dtype, endpoint, kv_tokens, max_queue)
+        return
+    from muxk.actors.system import ServeOptions
+
+    options = ServeOptions(
+        policy=policy,
+        settings=values,
+        device=device,
+        model=model,
+        dtype=dtype,
+        endpoint=endpoint,
+        kv_tokens=kv_tokens,
+        max_queue=max_queue,
+    )
+    if supervised:
+        _stop_when_stdin_closes()
+    _serve(options, supervised)
+
+
+def _serve(options: ServeOptions, supervised: bool) -> None:
+    from muxk.actors.system import StartupError, serve
+
+    display: Display = JsonDisplay() if supervised else terminal_display()
+    shown: list[str] = []
+
+    def ready(endpoint: str) -> None:
+        if not shown:
+            shown.append(endpoint)
+            display.__exit__(None, None, None)
+            say(ready=endpoint) if supervised else _greet(options, endpoint)
+
+    try:
+        display.__enter__()
+        reason = serve(options, display.progress, ready)
+    except StartupError as error:
+        _leave(display, shown, str(error), USAGE)
+    except KeyboardInterrupt:
+        _leave(display, shown, "stopped", INTERRUPTED)
+    if not shown:
+        display.__exit__(None, None, None)
+    if not supervised:
+        typer.echo(f"stopped: {reason}", err=True)
+    if "crashed" in reason or not shown:
+        die(f"the server ended: {reason}")
+
+
+def _leave(display: Display, shown: list[str], text: str, code: int) -> None:
+    if not shown:
+        display.__exit__(RuntimeError, None, None)
+    die(text, code)
+
+
+def _greet(options: ServeOptions, endpoint: str) -> None:
+    """What a newcomer does next."""
+    where = "" if options.endpoint is None else f" --endpoint {endpoint}"
+    typer.echo(
+        f"serving {options.model} under {options.policy} on {endpoint}\n"
+        f'  muxk submit{where} "Once upon a time"\n'
+        f"  muxk chat{where}\n"
+        f"  muxk state{where}\n"
+        f"  muxk policy swap{where} inflight\n"
+        "Ctrl-C finishes the requests that run, and stops; twice stops at once."
+    )
+
+
+def _stop_when_stdin_closes() -> None:
+    """A child must not outlive its parent: closing the pipe asks it to stop, twice means at once."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _demo(
+    seconds: float,
+    policy: str,
+    settings: dict[str, str],
+    device: str,
+    model: str,
+    dtype: str,
+    endpoint: str | None,
+    kv_tokens: int | None,
+    max_queue: int | None,
+) -> None:
+    from muxk.client.demo import run_demo
+    from muxk.client.server_process import ServerProcess
+
+    with (
+        readable_errors(),
+        ServerProcess(
+            policy,
+            settings=settings,
+            device=device,
+            model=model,
+            dtype=dtype,
+            endpoint=endpoint,
+            kv_tokens=kv_tokens,
+            max_queue=max_queue,
+        ) as server,
+    ):
+        try:
+            code = run_demo(server, seconds)
+        except KeyboardInterrupt:
+            die("stopped", INTERRUPTED)
+    if code:
+        raise typer.Exit(FAILED)
