@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
@@ -19,6 +18,7 @@ from muxk.models.errors import ModelError
 from muxk.models.ops import KvLayer, Linear, Slots
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 DTYPES = ("auto", "fp16", "float32")
 

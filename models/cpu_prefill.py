@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.ops import KvLayer, Slots
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 QUERY_BLOCK = 256
 """Queries of one masked attention call, which bounds the mask to QUERY_BLOCK rows."""

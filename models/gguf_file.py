@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from muxk.models.errors import ModelError, damaged
 
 STRING = 8
 ARRAY = 9
-SCALARS: dict[int, struct.Struct] = {
+SCALARS: Mapping[int, struct.Struct] = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
     2: struct.Struct("<H"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -23,7 +24,7 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-SPLITS: dict[str, tuple[str, ...]] = {
+SPLITS: Mapping[str, tuple[str, ...]] = {
     "smollm": (r"\p{N}", GPT2),
     "gpt-2": (GPT2,),
     "llama-bpe": (LLAMA3,),

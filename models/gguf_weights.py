@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import gguf
@@ -13,12 +14,12 @@ from muxk.models.errors import ModelError, damaged
 from muxk.models.gguf_file import GgufFile, GgufTensor
 from numpy.typing import NDArray
 
-GLOBAL_NAMES = {
+GLOBAL_NAMES: Mapping[str, str] = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-LAYER_NAMES = {
+LAYER_NAMES: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",

@@ -1,0 +1,184 @@
+"""Models for tests, and a driver that gives runners the work items that executors would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from muxk.kernel.work import DecodeWork, PrefillWork, SamplingColumns, int32_array, int32_bytes
+from muxk.models.config import ModelConfig
+from muxk.models.cpu_ops import CpuOperators
+from muxk.models.llama import load_decoder, tensor_names
+from muxk.models.runner import ModelRunner
+from muxk.models.weights import Weights
+
+PAGE = 16
+
+
+def columns(rows: int, **values: Sequence[float]) -> SamplingColumns:
+    """Sampling columns; greedy unless a temperature is given."""
+    plain = {"temperature": [0.0] * rows, "top_p": [1.0] * rows, "top_k": [0] * rows}
+    plain |= {"seed": [0] * rows, "choice": [0] * rows} | values
+    return SamplingColumns(
+        temperature=np.asarray(plain["temperature"], dtype="<f4").tobytes(),
+        top_p=np.asarray(plain["top_p"], dtype="<f4").tobytes(),
+        top_k=np.asarray(plain["top_k"], dtype="<i4").tobytes(),
+        seed=np.asarray(plain["seed"], dtype="<u8").tobytes(),
+        choice=np.asarray(plain["choice"], dtype="<u4").tobytes(),
+        greedy="temperature" not in values,
+    )
+
+
+@dataclass
+class Generation:
+    """One request: its prompt, its output so far and its pages."""
+
+    prompt: list[int]
+    pages: list[int]
+    output: list[int] = field(default_factory=list)
+
+
+class Driver:
+    """Runs requests on a runner as executors do: page tables, positions, batches."""
+
+    def __init__(self, runner: ModelRunner, scattered: bool = True) -> None:
+        self.runner = runner
+        pages = np.arange(1, runner.pages)
+        order = np.random.default_rng(7).permutation(pages) if scattered else pages
+        self._free = [int(page) for page in order]
+        self._batch = 0
+
+    def request(self, prompt: list[int], output: int) -> Generation:
+        return Generation(prompt, [self._free.pop() for _ in range(-(-(len(prompt) + output) // PAGE))])
+
+    def prefill(
+        self,
+        requests: list[Generation],
+        reused: Sequence[int] | None = None,
+        cuts: Sequence[int] = (),
+        sampling: SamplingColumns | None = None,
+    ) -> None:
+        """Prefill a batch, its layers cut at `cuts`, and take the first token of each request."""
+        counts = tuple(reused or [0] * len(requests))
+        new = [request.prompt[count:] for request, count in zip(requests, counts, strict=True)]
+        self._batch += 1
+        work = PrefillWork(
+            batch_id=self._batch,
+            requests=tuple(range(len(requests))),
+            tokens=int32_bytes([token for tokens in new for token in tokens]),
+            new_tokens=tuple(map(len, new)),
+            reused_tokens=counts,
+            sampling=sampling or columns(len(requests)),
+            **_table(requests),
+        )
+        edges = [0, *cuts, self.runner.layers]
+        for first, last in zip(edges[:-1], edges[1:], strict=True):
+            tokens = self.runner.prefill(work, first, last)
+            assert (tokens == b"") == (last < self.runner.layers)
+        _take(requests, tokens)
+
+    def decode(self, requests: list[Generation], sampling: SamplingColumns | None = None) -> None:
+        """One step for a batch."""
+        positions = [len(r.prompt) + len(r.output) - 1 for r in requests]
+        work = DecodeWork(
+            step_id=1,
+            version=0,
+            requests=tuple(range(len(requests))),
+            tokens=int32_bytes([r.output[-1] for r in requests]),
+            positions=int32_bytes(positions),
+            context_tokens=sum(positions) + len(positions),
+            sampling=sampling or columns(len(requests)),
+            **_table(requests),
+        )
+        _take(requests, self.runner.decode(work))
+
+    def generate(self, prompts: list[list[int]], steps: int, cuts: Sequence[int] = ()) -> list[list[int]]:
+        """Greedy outputs of `steps` tokens of a batch."""
+        requests = [self.request(prompt, steps) for prompt in prompts]
+        self.prefill(requests, cuts=cuts)
+        for _ in range(steps - 1):
+            self.decode(requests)
+        return [request.output for request in requests]
+
+
+def _table(requests: list[Generation]) -> dict[str, Any]:
+    width = max(len(request.pages) for request in requests)
+    rows = [request.pages + [0] * (width - len(request.pages)) for request in requests]
+    return {"page_table": int32_bytes(rows), "pages_per_row": width}
+
+
+def _take(requests: list[Generation], tokens: bytes) -> None:
+    for request, token in zip(requests, int32_array(tokens), strict=True):
+        request.output.append(int(token))
+
+
+class RandomWeights:
+    """Random tensors of a configuration, as a checkpoint."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        self.path = Path("random")
+        self.config = config
+        generator = torch.Generator().manual_seed(seed)
+        self.tensors = {
+            name: torch.randn(_shape(name, config), generator=generator) * 0.2 + ("norm" in name)
+            for name in tensor_names(config)
+        }
+
+    def stored_bytes(self, name: str) -> int:
+        return self.tensors[name].numel() * 4
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+
+def _shape(name: str, config: ModelConfig) -> tuple[int, ...]:
+    wide = {
+        "q_proj": (config.query_width, config.hidden),
+        "k_proj": (config.kv_width, config.hidden),
+        "v_proj": (config.kv_width, config.hidden),
+        "o_proj": (config.hidden, config.query_width),
+        "gate_proj": (config.intermediate, config.hidden),
+        "up_proj": (config.intermediate, config.hidden),
+        "down_proj": (config.hidden, config.intermediate),
+        "q_norm": (config.head_dim,),
+        "k_norm": (config.head_dim,),
+        "embed_tokens": (config.vocabulary, config.hidden),
+        "lm_head": (config.vocabulary, config.hidden),
+    }
+    shape = wide.get(name.split(".")[-2], (config.hidden,))
+    return shape[:1] if name.endswith(".bias") else shape
+
+
+def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
+    """A small configuration with unequal sizes everywhere, so that a mixed-up one fails."""
+    fields: dict[str, Any] = {
+        "architecture": architecture,
+        "layers": 3,
+        "hidden": 48,
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "intermediate": 80,
+        "vocabulary": 101,
+        "rope_theta": 10000.0,
+        "rms_epsilon": 1e-5,
+        "tied_embeddings": False,
+        "max_context_tokens": 512,
+        "qkv_bias": architecture == "qwen2",
+        "query_key_norm": architecture == "qwen3",
+    }
+    return ModelConfig(**fields | changes)
+
+
+def tiny_runner(weights: Weights, pages: int = 64) -> ModelRunner:
+    """A float32 runner over given weights."""
+    return ModelRunner(load_decoder(weights, CpuOperators("float32")), pages)
+
+
+def reference_state(weights: Weights) -> dict[str, torch.Tensor]:
+    """The tensors under transformers' names."""
+    return {name: weights.tensor(name) for name in tensor_names(weights.config)}

@@ -1,0 +1,175 @@
+"""Our decoders compute what transformers computes, from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from model_driver import Driver, RandomWeights, reference_state, tiny_config, tiny_runner
+from muxk.models.config import ModelConfig
+from muxk.models.resolve import EMBEDDED_ALIAS
+from muxk.models.runner import ModelRunner, logits_for
+from muxk.models.tokenizer import load_tokenizer
+from muxk.models.weights import Weights
+
+PROMPTS = (
+    "Once upon a time there was a small fox who",
+    "The three most important inventions of the last century are",
+    "def fibonacci(n):\n    ",
+    "Q: What is the capital of France?\nA:",
+)
+STEPS = 24
+
+
+def reference_model(weights: Weights) -> Any:
+    """transformers' model of the same architecture, with our loader's tensors."""
+    config = weights.config
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    name = names[config.architecture]
+    settings = getattr(transformers, f"{name}Config")(**_settings(config))
+    model = getattr(transformers, f"{name}ForCausalLM")(settings).eval()
+    missing, unexpected = model.load_state_dict(reference_state(weights), strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+def _settings(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_context_tokens,
+        "rms_norm_eps": config.rms_epsilon,
+        "tie_word_embeddings": config.tied_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "attn_implementation": "sdpa",
+        "dtype": torch.float32,
+        **({"sliding_window": None} if config.architecture == "mistral" else {}),
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def reference_output(model: Any, prompt: list[int], steps: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        found = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=steps, do_sample=False, pad_token_id=0
+        )
+    return list(found[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_of_a_tiny_random_model_equal_those_of_transformers(architecture: str, tied: bool) -> None:
+    weights = RandomWeights(tiny_config(architecture, tied_embeddings=tied))
+    tokens = np.random.default_rng(1).integers(0, 101, 70).tolist()
+    found = logits_for(tiny_runner(weights), tokens)
+    with torch.inference_mode():
+        wanted = reference_model(weights)(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_decode_steps_of_a_ragged_batch_equal_a_prefill_of_the_whole_text() -> None:
+    runner = tiny_runner(RandomWeights(tiny_config()), pages=200)
+    generator = np.random.default_rng(2)
+    prompts = [generator.integers(0, 101, size).tolist() for size in (3, 16, 17, 250, 31, 1)]
+    outputs = Driver(runner).generate(prompts, steps=20)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        logits = logits_for(runner, prompt + output[:-1])[len(prompt) - 1 :]
+        assert logits.argmax(dim=-1).tolist() == output
+
+
+@pytest.fixture(scope="module")
+def reference(embedded_weights: Weights) -> Any:
+    return reference_model(embedded_weights)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(EMBEDDED_ALIAS)
+    chat = tokenizer.chat([("user", "Name three colours.")])
+    return [tokenizer.encode(prompt) for prompt in PROMPTS] + [chat]
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    return [reference_output(reference, prompt, STEPS) for prompt in prompts]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("cuts", [(), (7,), (1, 15, 29)])
+def test_a_batch_generates_the_tokens_of_transformers_wherever_its_prefill_is_cut(
+    embedded_runner: Callable[[str], ModelRunner],
+    prompts: list[list[int]],
+    wanted: list[list[int]],
+    cuts: tuple[int, ...],
+) -> None:
+    driver = Driver(embedded_runner("float32"))
+    assert driver.generate(prompts, STEPS, cuts) == wanted
+
+
+@pytest.mark.model
+def test_a_single_request_generates_the_tokens_of_transformers(
+    embedded_runner: Callable[[str], ModelRunner], prompts: list[list[int]], wanted: list[list[int]]
+) -> None:
+    assert Driver(embedded_runner("float32")).generate(prompts[:1], STEPS) == wanted[:1]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("reused", [1, 16, 20])
+def test_a_prompt_whose_beginning_is_in_the_pool_generates_the_tokens_of_transformers(
+    embedded_runner: Callable[[str], ModelRunner],
+    prompts: list[list[int]],
+    wanted: list[list[int]],
+    reused: int,
+) -> None:
+    driver = Driver(embedded_runner("float32"))
+    chat = prompts[-1]
+    first = driver.request(chat, STEPS)
+    driver.prefill([first])
+    again = driver.request(chat, STEPS)
+    again.pages[: -(-reused // 16)] = first.pages[: -(-reused // 16)]
+    other = driver.request(prompts[0], STEPS)
+    driver.prefill([again, other], reused=[reused, 0], cuts=(11,))
+    for _ in range(STEPS - 1):
+        driver.decode([again, other])
+    assert [again.output, other.output] == [wanted[-1], wanted[0]]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_fp16_weights_change_next_to_nothing(embedded_runner: Callable[[str], ModelRunner]) -> None:
+    tokens = load_tokenizer(EMBEDDED_ALIAS).encode(plain_text())[:2000]
+    assert len(tokens) == 2000
+    wanted = torch.log_softmax(logits_for(embedded_runner("float32"), tokens), dim=-1)
+    found = torch.log_softmax(logits_for(embedded_runner("fp16"), tokens), dim=-1)
+    divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
+    same = (wanted.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
+    assert divergence < 1e-4
+    assert same >= 0.995
+
+
+def plain_text() -> str:
+    """English prose that every Python has: the Zen of Python and docstrings of its library."""
+    import argparse
+    import asyncio
+    import collections
+    import decimal
+    import difflib
+    import fractions
+    import heapq
+    import statistics
+
+    modules = (heapq, statistics, decimal, difflib, fractions, collections, argparse, asyncio)
+    return "\n".join(str(module.__doc__) for module in modules) * 2
