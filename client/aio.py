@@ -71,6 +71,11 @@ class AsyncClient:
             raise RequestError("closed", "the client is not connected")
         return self._welcome
 
+    @property
+    def connected(self) -> bool:
+        """False before the block, after it, and once the server is gone."""
+        return self._session is not None and self._session.lost is None
+
     async def __aenter__(self) -> Self:
         """Connect and say hello. Raises ConnectError."""
         session = self._session = Session(self._deltas_bound)
