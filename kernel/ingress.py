@@ -13,13 +13,13 @@ from muxk.kernel.actor import ActorSpec, ContractError, Message, accepted_types
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
 from muxk.kernel.names import GATEWAY_NAME
 
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
 
 SEND_BOUND = 1000
 """Default bound of frames queued for one peer."""
 
-RECEIVE_BOUND = 1000
+RECEIVE_BOUND = 64
 """Frames of one peer that ZeroMQ reads ahead; beyond it the peer's connection is not read from."""
 
 PUMP_FRAMES = 64
@@ -108,7 +108,7 @@ class Ingress:
         return True
 
     def _sent_after_look(self, frame: SendFrame) -> bool:
-        # ZeroMQ looks about once a millisecond how far the peer has read; asking for EVENTS makes it look now.
+        # ZeroMQ looks how far the peer has read about once a millisecond; asking for EVENTS makes it look.
         assert self._socket is not None
         self._socket.getsockopt(zmq.EVENTS)
         return self._sent(frame)

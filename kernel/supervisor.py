@@ -302,7 +302,10 @@ class Supervisor:
             traceback="".join(traceback.format_exception(error)),
             trace=self._trace.recent(REPORT_RECORDS),
         )
-        self._report(report)
+        try:
+            self._report(report)
+        except Exception:  # whoever shows the report must not turn a restart into an exit
+            logger.exception("crash report not shown")
         if self._report_directory is not None:
             self._write(self._report_directory, report)
 

@@ -3,6 +3,9 @@
 Time jumps to the next delivery. The same actors, seed and inputs give the same trace hash in any process.
 Every message is encoded and decoded on its way, as in the realtime runtime. With `jitter`, deliveries at
 the same time are shuffled by the seed, but never two of one sender-receiver pair: a schedule fuzzer.
+
+`idle()` is called where time is about to pass (the next delivery is later, or there is none), if something
+was handled since the last call and IDLE_NS have passed; when there is no next delivery, always.
 """
 
 from __future__ import annotations
