@@ -127,7 +127,7 @@ class Admission(Actor):
 
     def _refuse(self, request: Request, code: str, reason: str) -> None:
         self.state.refused += 1
-        self.send(self._refs.gateway, RequestRefused(request.request_id, code, reason))
+        self.send(self._refs.tokenizer, RequestRefused(request.request_id, code, reason))
 
     def _admit_view(self, request: Request) -> AdmitView:
         return AdmitView(

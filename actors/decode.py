@@ -16,13 +16,14 @@ import msgspec
 from muxk.actors.admission import request_view
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
 from muxk.actors.messages import (
+    AbortLap,
     AbortRequest,
     EmittedRow,
     GrowPages,
     JoinDecode,
     PagesGrown,
-    RecomputeRequest,
     ReleasePages,
+    Request,
     RequestAborted,
     RequestFailed,
     StopRequest,
@@ -174,12 +175,8 @@ class Decode(Actor):
         request = row.request
         written = request.prompt + int32_bytes(row.generated[:-1])
         kept = written if ending.keep or ending.recompute else b""
-        self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept))
-        if ending.recompute:
-            again = msgspec.structs.replace(
-                request, generated=int32_bytes(row.generated), recomputes=request.recomputes + 1
-            )
-            self.send(self._refs.admission, RecomputeRequest(again))
+        again = _again(row) if ending.recompute else None
+        self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept, again))
 
     # --- pages ---
 
@@ -261,8 +258,8 @@ class Decode(Actor):
 
     def _pass_on(self, message: AbortRequest) -> None:
         """It may be on its way round for a recompute: once more along the chain, then it has ended."""
-        if message.laps == 0:
-            self.send(self._refs.admission, AbortRequest(message.request_id, laps=1))
+        if message.lap is AbortLap.FIRST:
+            self.send(self._refs.kv_pool, AbortRequest(message.request_id, AbortLap.BACK))
         else:
             self.send(self._refs.gateway, RequestAborted(message.request_id))
             self.state.late_events += 1
@@ -282,3 +279,10 @@ class Decode(Actor):
             "recomputes": state.recomputes,
             "late_events": state.late_events,
         }
+
+
+def _again(row: Row) -> Request:
+    """The request with all that was generated, to be computed again."""
+    request = row.request
+    generated = int32_bytes(row.generated)
+    return msgspec.structs.replace(request, generated=generated, recomputes=request.recomputes + 1)

@@ -15,6 +15,7 @@ import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection
 from muxk.actors.messages import (
+    AbortLap,
     AbortRequest,
     ChatTurn,
     EncodeRequest,
@@ -192,7 +193,7 @@ class Gateway(Actor):
         """The client has its terminal event, or is gone; wait for the owner to let go."""
         self.state.end_for_client(request_id)
         self.state.aborts += 1
-        self.send(self._refs.tokenizer, AbortRequest(request_id, laps=0))
+        self.send(self._refs.tokenizer, AbortRequest(request_id, AbortLap.FIRST))
 
     # --- what becomes of requests ---
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from muxk.actors.messages import (
+    AbortLap,
     AbortRequest,
     GrowPages,
     PagesFilled,
     PagesFreed,
     PagesGrown,
     PagesReserved,
+    RecomputeRequest,
     ReleasePages,
     Request,
     ReservedRequest,
@@ -114,14 +116,19 @@ class KvPool(Actor):
         if not state.pool.release(message.request_id):
             state.late_releases += 1
             return
+        if message.recompute is not None:
+            self.send(self._refs.admission, RecomputeRequest(message.recompute))
         if state.denied:
             state.denied = False
             self.send(self._refs.admission, PagesFreed())
         self._tell_free()
 
     def on_abort_request(self, message: AbortRequest) -> None:
-        """It owns no request by itself: the abort goes where the reservation went."""
-        self.send(self._refs.prefill, message)
+        """It owns no request by itself: the abort goes where the request went."""
+        if message.lap is AbortLap.BACK:
+            self.send(self._refs.admission, AbortRequest(message.request_id, AbortLap.SECOND))
+        else:
+            self.send(self._refs.prefill, message)
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "kv_pool", self.describe()))

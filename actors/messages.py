@@ -6,6 +6,8 @@ Token columns are `int32` bytes, see `kernel/work.py`.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 from muxk.kernel.actor import Message
 
@@ -102,7 +104,7 @@ class RequestAccepted(Message, frozen=True):
 
 
 class RequestRefused(Message, frozen=True):
-    """tokenizer, admission -> gateway: the request ends here."""
+    """admission -> tokenizer -> gateway: the request ends here."""
 
     request_id: int
     code: str
@@ -171,12 +173,6 @@ class PagesGrown(Message, frozen=True):
     denied: tuple[int, ...]
 
 
-class RecomputeRequest(Message, frozen=True):
-    """decode -> admission: its pages went to others; compute prompt and generated tokens again."""
-
-    request: Request
-
-
 class EmittedRow(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request in one step."""
 
@@ -232,17 +228,34 @@ class ReleasePages(Message, frozen=True):
     request_id: int
     tokens: bytes
     """int32: tokens whose KV is written, for the prefix index; empty to keep nothing."""
+    recompute: Request | None
+    """A request to be computed again; it goes on to admission once its pages are back."""
+
+
+class RecomputeRequest(Message, frozen=True):
+    """kv_pool -> admission: its pages went to others; compute prompt and generated tokens again."""
+
+    request: Request
 
 
 class AbortRequest(Message, frozen=True):
     """gateway -> tokenizer -> admission -> kv_pool -> prefill -> decode: to whoever owns it.
 
-    It follows the request on the same FIFO channels, so it can not overtake it; decode sends it round once
-    more for a request that is being recomputed.
+    It follows the request on the same FIFO channels, so it can not overtake it. A request that is being
+    recomputed went from decode through kv_pool to admission: decode sends the abort after it, once.
     """
 
     request_id: int
-    laps: int
+    lap: AbortLap
+
+
+class AbortLap(StrEnum):
+    """Where an abort is on its way."""
+
+    FIRST = "first"
+    BACK = "back"
+    """From decode to kv_pool, to follow a recomputed request to admission."""
+    SECOND = "second"
 
 
 class RequestAborted(Message, frozen=True):

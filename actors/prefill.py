@@ -82,7 +82,7 @@ class Prefill(Actor):
         filled = tuple(reserved.request.request_id for reserved in batch.requests)
         self.send(self._refs.kv_pool, PagesFilled(filled))
         for request_id in batch.aborted:
-            self.send(self._refs.kv_pool, ReleasePages(request_id, b""))
+            self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
         tokens = b"".join(token for _, token in kept)
         self.send(self._refs.decode, JoinDecode(tuple(reserved for reserved, _ in kept), tokens))
 
@@ -90,7 +90,7 @@ class Prefill(Actor):
         batch = self.state.batches.pop(message.batch_id)
         for reserved in batch.requests:
             request_id = reserved.request.request_id
-            self.send(self._refs.kv_pool, ReleasePages(request_id, b""))
+            self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
             if request_id not in batch.aborted:
                 failed = RequestFailed(request_id, "engine_failed", f"prefill failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
@@ -98,7 +98,7 @@ class Prefill(Actor):
     def on_prefill_cancelled(self, message: PrefillCancelled) -> None:
         batch = self.state.batches.pop(message.batch_id)
         for reserved in batch.requests:
-            self.send(self._refs.kv_pool, ReleasePages(reserved.request.request_id, b""))
+            self.send(self._refs.kv_pool, ReleasePages(reserved.request.request_id, b"", None))
 
     def on_abort_request(self, message: AbortRequest) -> None:
         found = self._find(message.request_id)

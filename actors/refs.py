@@ -29,6 +29,7 @@ TokenizerInbox = (
     | m.PromptEncoded
     | m.EncodeFailed
     | m.TokensEmitted
+    | m.RequestRefused
     | m.RequestFailed
     | m.AbortRequest
     | k.ReportState

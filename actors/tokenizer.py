@@ -167,6 +167,10 @@ class TokenizerActor(Actor):
             del self.state.live[row.request_id]
         return TextRow(row.request_id, text, row.tokens, finish_reason, row.reused_tokens, stop)
 
+    def on_request_refused(self, message: RequestRefused) -> None:
+        self.state.live.pop(message.request_id, None)
+        self.send(self._refs.gateway, message)
+
     def on_request_failed(self, message: RequestFailed) -> None:
         self.state.live.pop(message.request_id, None)
         self.send(self._refs.gateway, message)

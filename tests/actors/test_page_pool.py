@@ -1,0 +1,151 @@
+"""The page pool: conservation, prefix reuse, eviction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from muxk.actors import page_pool
+from muxk.actors.page_pool import PagePool
+from muxk.kernel.work import int32_bytes
+
+
+def tokens(*values: int) -> bytes:
+    return int32_bytes(list(values))
+
+
+def run(start: int, count: int) -> bytes:
+    return int32_bytes(np.arange(start, start + count))
+
+
+def test_a_request_gets_pages_for_its_tokens_and_one_more() -> None:
+    pool = PagePool(11)
+    assert pool.reserve(1, run(0, 15), spare=0) == 0
+    assert len(pool.pages_of(1)) == 1
+    assert pool.reserve(2, run(100, 16), spare=0) == 0
+    assert len(pool.pages_of(2)) == 2
+    assert (pool.used, pool.free) == (3, 7)
+
+
+def test_only_full_pages_are_reused_and_at_least_one_token_is_left_to_compute() -> None:
+    pool = PagePool(20)
+    pool.reserve(1, run(0, 40), spare=0)
+    pool.publish(1, run(0, 40))
+    assert pool.reserve(2, run(0, 40), spare=0) == 32
+    assert pool.reserve(3, run(0, 32), spare=0) == 16
+    assert pool.pages_of(2)[:2] == pool.pages_of(1)[:2]
+    assert pool.pages_of(2)[2] != pool.pages_of(1)[2]
+
+
+def test_kv_that_is_not_written_yet_is_not_shared() -> None:
+    pool = PagePool(20)
+    pool.reserve(1, run(0, 40), spare=0)
+    assert pool.reserve(2, run(0, 40), spare=0) == 0
+
+
+def test_a_page_with_the_same_tokens_after_another_beginning_is_no_hit() -> None:
+    pool = PagePool(20)
+    pool.reserve(1, run(0, 16) + run(500, 16), spare=0)
+    pool.publish(1, run(0, 16) + run(500, 16))
+    assert pool.reserve(2, run(1000, 16) + run(500, 16) + tokens(1), spare=0) == 0
+
+
+def test_a_collision_of_the_hash_gives_out_no_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool, "_key", lambda parent, chunk: b"same for all")
+    pool = PagePool(20)
+    pool.reserve(1, run(0, 16) + tokens(1), spare=0)
+    pool.publish(1, run(0, 16))
+    assert pool.reserve(2, run(700, 16) + tokens(1), spare=0) == 0
+
+
+def test_released_pages_are_reused_until_somebody_needs_them() -> None:
+    pool = PagePool(5)
+    pool.reserve(1, run(0, 40), spare=0)
+    pool.publish(1, run(0, 40))
+    pool.release(1)
+    assert (pool.used, pool.cached, pool.free) == (0, 2, 2)
+    assert pool.reserve(2, run(0, 40), spare=0) == 32
+    pool.release(2)
+    assert pool.reserve(3, run(900, 60), spare=0) == 0
+    assert pool.cached == 0
+    pool.release(3)
+    assert pool.reserve(4, run(0, 40), spare=0) == 0
+
+
+def test_eviction_takes_the_end_of_a_chain_before_its_beginning() -> None:
+    pool = PagePool(5)
+    pool.reserve(1, run(0, 48), spare=0)
+    pool.publish(1, run(0, 48))
+    pool.release(1)
+    pool.reserve(2, run(900, 30), spare=0)
+    assert pool.reserve(3, run(0, 20), spare=0) == 16
+
+
+def test_a_second_release_does_nothing() -> None:
+    pool = PagePool(5)
+    pool.reserve(1, run(0, 10), spare=0)
+    assert pool.release(1)
+    assert not pool.release(1)
+    assert not pool.release(99)
+    assert pool.free == 4
+
+
+def test_the_check_sees_a_lost_page() -> None:
+    pool = PagePool(5)
+    pool.reserve(1, run(0, 10), spare=0)
+    pool._held.clear()
+    with pytest.raises(AssertionError, match="reference counts"):
+        pool.check()
+
+
+@settings(max_examples=60, stateful_step_count=60)
+class PoolMachine(RuleBasedStateMachine):
+    """Random life of requests over a small pool, some with shared beginnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(24)
+        self.live: dict[int, bytes] = {}
+        self.next_id = 1
+
+    @rule(begin=st.integers(0, 3), count=st.integers(1, 70), tail=st.integers(0, 5), spare=st.integers(0, 3))
+    def reserve(self, begin: int, count: int, tail: int, spare: int) -> None:
+        prompt = run(begin * 1000, count) + tokens(5000 + tail)
+        reused = self.pool.reserve(self.next_id, prompt, spare)
+        if reused is not None:
+            assert reused % 16 == 0
+            assert reused < count + 1
+            assert len(self.pool.pages_of(self.next_id)) == (count + 1) // 16 + 1
+            self.live[self.next_id] = prompt
+        self.next_id += 1
+
+    @rule(pick=st.integers(0, 50))
+    def publish(self, pick: int) -> None:
+        if self.live:
+            request_id = list(self.live)[pick % len(self.live)]
+            self.pool.publish(request_id, self.live[request_id])
+
+    @rule(pick=st.integers(0, 50))
+    def grow(self, pick: int) -> None:
+        if self.live:
+            request_id = list(self.live)[pick % len(self.live)]
+            before = self.pool.available
+            page = self.pool.grow(request_id)
+            assert (page is None) == (before == 0)
+
+    @rule(pick=st.integers(0, 50))
+    def release(self, pick: int) -> None:
+        if self.live:
+            request_id = list(self.live)[pick % len(self.live)]
+            assert self.pool.release(request_id)
+            del self.live[request_id]
+
+    @invariant()
+    def whole(self) -> None:
+        self.pool.check()
+        assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total
+
+
+TestPoolMachine = PoolMachine.TestCase

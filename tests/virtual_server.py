@@ -1,0 +1,149 @@
+"""A whole server over the small simulated device in virtual time, driven through the wire protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from muxk.actors import protocol as wire
+from muxk.actors.backends import Backend
+from muxk.actors.kv_pool import KvPool, check_pool
+from muxk.actors.system import build_specs
+from muxk.kernel.actor import Ref
+from muxk.kernel.devices.sim import END_TOKEN, HASH_FACTOR, SimCosts, SimDevice, _mix, _token_of
+from muxk.kernel.messages import FrameReceived, PeerGone, SendFrame
+from muxk.kernel.trace import Trace
+from muxk.kernel.virtual import VirtualRuntime
+from muxk.kernel.work import PAGE_SIZE
+from muxk.models.tokenizer import ByteTokenizer
+from muxk.policies.engine import load_policy
+
+MS = 1_000_000
+S = 1_000_000_000
+GATEWAY: Ref[Any] = Ref("gateway")
+
+
+@dataclass
+class Outcome:
+    """What a client saw of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    times_ns: list[int] = field(default_factory=list)
+    terminal: list[Any] = field(default_factory=list)
+    accepted: int = 0
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        return [(b - a) / MS for a, b in zip(self.times_ns, self.times_ns[1:], strict=False)]
+
+
+class VirtualServer:
+    """`submit`, `abort` and `leave` schedule client actions; `run_until` moves the clock."""
+
+    def __init__(
+        self,
+        policy: str = "muxwise",
+        units: int = 8,
+        kv_tokens: int = 4096,
+        layers: int = 4,
+        seed: int = 1,
+        jitter: bool = False,
+        costs: SimCosts | None = None,
+        calibrate: bool = True,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        pages = kv_tokens // PAGE_SIZE + 1
+        self.device = SimDevice(units=units, layers=layers, pages=pages, costs=costs)
+        backend = Backend(self.device, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE)
+        self.trace = Trace(hashed=True)
+        self.events: list[tuple[int, bytes, Any]] = []
+        self.outcomes: dict[tuple[bytes, str], Outcome] = {}
+        self._decoder = msgspec.msgpack.Decoder(wire.Frame)
+        self._encoder = msgspec.msgpack.Encoder()
+        specs = build_specs(backend, load_policy(policy, settings or {}), seed=seed, calibrate=calibrate)
+        self.runtime = VirtualRuntime(
+            specs, trace=self.trace, seed=seed, jitter=jitter, egress=self._receive, encode_every=1
+        )
+        self.device.start(self.runtime.port("arbiter"))
+
+    def send(self, at_ns: int, command: Any, peer: bytes = b"client") -> None:
+        self.runtime.inject(GATEWAY, FrameReceived(peer, self._encoder.encode(command)), at_ns)
+
+    def send_raw(self, at_ns: int, payload: bytes, peer: bytes = b"client") -> None:
+        self.runtime.inject(GATEWAY, FrameReceived(peer, payload), at_ns)
+
+    def submit(self, at_ns: int, name: str, peer: bytes = b"client", **fields: Any) -> None:
+        self.send(at_ns, wire.Submit(request_id=name, **fields), peer)
+
+    def abort(self, at_ns: int, name: str, peer: bytes = b"client") -> None:
+        self.send(at_ns, wire.Abort(name), peer)
+
+    def leave(self, at_ns: int, peer: bytes) -> None:
+        self.runtime.inject(GATEWAY, PeerGone(peer), at_ns)
+
+    def run_until(self, at_ns: int) -> None:
+        self.runtime.run_until(at_ns)
+
+    def outcome(self, name: str, peer: bytes = b"client") -> Outcome:
+        return self.outcomes.setdefault((peer, name), Outcome())
+
+    def describe(self, actor: str) -> dict[str, Any]:
+        return self.runtime.actor(actor).describe()
+
+    def check_whole(self) -> None:
+        """Nothing is live, and every page is free or only cached."""
+        actor = self.runtime.actor("kv_pool")
+        assert isinstance(actor, KvPool)
+        check_pool(actor.state.pool)
+        assert actor.state.pool.used == 0
+        assert actor.state.prompts == {}
+        assert self.describe("gateway")["live"] == 0
+        assert self.describe("tokenizer")["live"] == 0
+        assert self.describe("decode")["rows"] == 0
+        assert self.describe("prefill")["batches"] == 0
+        assert self.describe("admission")["waiting"] == 0
+
+    def _receive(self, frame: SendFrame) -> None:
+        now_ns = self.runtime.now_ns()
+        for event in self._decoder.decode(frame.payload).events:
+            self.events.append((now_ns, frame.peer, event))
+            name = getattr(event, "request_id", None)
+            if name is None or isinstance(event, wire.DuplicateRequest):
+                continue
+            outcome = self.outcome(name, frame.peer)
+            if isinstance(event, wire.Tokens):
+                assert not outcome.terminal, "tokens after the terminal event"
+                outcome.tokens.extend(event.token_ids)
+                outcome.text += event.text
+                outcome.times_ns.append(now_ns)
+            elif isinstance(event, wire.Accepted):
+                outcome.accepted += 1
+            else:
+                outcome.terminal.append(event)
+
+
+def expected_tokens(
+    prompt: list[int], count: int, *, seed: int = 0, temperature: float = 0.0, stop_at_end: bool = False
+) -> list[int]:
+    """What the simulated model says to a prompt, computed without pages, batches or a scheduler."""
+    tokens = list(prompt)
+    generated: list[int] = []
+    while len(generated) < count:
+        token = _next_token(tokens, seed, temperature)
+        tokens.append(token)
+        generated.append(token)
+        if stop_at_end and token == END_TOKEN:
+            break
+    return generated
+
+
+def _next_token(tokens: list[int], seed: int, temperature: float) -> int:
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(len(tokens), HASH_FACTOR, dtype=np.uint64), dtype=np.uint64)
+        mixed = int(((np.array(tokens, dtype=np.uint64) + np.uint64(1)) * powers).sum())
+    if temperature > 0:
+        mixed ^= _mix(seed ^ _mix(len(tokens)) ^ _mix(0))
+    return _token_of(_mix(mixed))
