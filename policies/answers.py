@@ -13,8 +13,7 @@ from typing import Any
 from muxk.policies.closures import Run, negate
 from muxk.policies.expressions import Expression, compile_expression
 from muxk.policies.loader import fields
-from muxk.policies.marks import Mapping as MappingNode
-from muxk.policies.marks import Node, Scalar, Sequence, describe
+from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
 from muxk.policies.names import RequestScope, SortScope, shared, vocabulary
 from muxk.policies.problems import Report, did_you_mean, one_of
 from muxk.policies.splits import parse_split
@@ -114,7 +113,7 @@ def _parse_keys(place: str) -> Callable[[Node, Context], Answer | None]:
                 hint = "write by: [request.arrival]"
                 context.report.add(node.mark, f"the answer of {place} needs sort keys: by", hint)
             return None
-        items = by.items if isinstance(by, Sequence) else (by,)
+        items = by.items if isinstance(by, SequenceNode) else (by,)
         if not 0 < len(items) <= MAX_KEYS:
             context.report.add(by.mark, f"1 to {MAX_KEYS} sort keys are expected, not {len(items)}")
             return None

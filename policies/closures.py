@@ -6,7 +6,7 @@ operand save a call. Arithmetic checks its result; infinity and NaN fail the com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from muxk.policies.problems import RuleError
@@ -30,7 +30,7 @@ def constant(value: Any) -> Run:
     return lambda scope: value
 
 
-COMPARE: dict[str, Callable[[Run, Run], Run]] = {
+COMPARE: Mapping[str, Callable[[Run, Run], Run]] = {
     "<": lambda a, b: lambda s: a(s) < b(s),
     "<=": lambda a, b: lambda s: a(s) <= b(s),
     ">": lambda a, b: lambda s: a(s) > b(s),
@@ -38,7 +38,7 @@ COMPARE: dict[str, Callable[[Run, Run], Run]] = {
     "==": lambda a, b: lambda s: a(s) == b(s),
     "!=": lambda a, b: lambda s: a(s) != b(s),
 }
-COMPARE_CONSTANT: dict[str, Callable[[Run, Any], Run]] = {
+COMPARE_CONSTANT: Mapping[str, Callable[[Run, Any], Run]] = {
     "<": lambda a, c: lambda s: a(s) < c,
     "<=": lambda a, c: lambda s: a(s) <= c,
     ">": lambda a, c: lambda s: a(s) > c,
@@ -46,7 +46,7 @@ COMPARE_CONSTANT: dict[str, Callable[[Run, Any], Run]] = {
     "==": lambda a, c: lambda s: a(s) == c,
     "!=": lambda a, c: lambda s: a(s) != c,
 }
-COMPARE_VALUES: dict[str, Callable[[Any, Any], bool]] = {
+COMPARE_VALUES: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": lambda a, b: bool(a < b),
     "<=": lambda a, b: bool(a <= b),
     ">": lambda a, b: bool(a > b),
@@ -54,9 +54,9 @@ COMPARE_VALUES: dict[str, Callable[[Any, Any], bool]] = {
     "==": lambda a, b: bool(a == b),
     "!=": lambda a, b: bool(a != b),
 }
-MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+MIRRORED: Mapping[str, str] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
-ARITHMETIC: dict[str, Callable[[Run, Run], Run]] = {
+ARITHMETIC: Mapping[str, Callable[[Run, Run], Run]] = {
     "+": lambda a, b: lambda s: v if LEAST < (v := a(s) + b(s)) < LARGEST else overflow(),
     "-": lambda a, b: lambda s: v if LEAST < (v := a(s) - b(s)) < LARGEST else overflow(),
     "*": lambda a, b: lambda s: v if LEAST < (v := a(s) * b(s)) < LARGEST else overflow(),
@@ -64,7 +64,7 @@ ARITHMETIC: dict[str, Callable[[Run, Run], Run]] = {
     "//": lambda a, b: lambda s: v if LEAST < (v := a(s) // b(s)) < LARGEST else overflow(),
     "%": lambda a, b: lambda s: v if LEAST < (v := a(s) % b(s)) < LARGEST else overflow(),
 }
-ARITHMETIC_CONSTANT: dict[str, Callable[[Run, Any], Run]] = {
+ARITHMETIC_CONSTANT: Mapping[str, Callable[[Run, Any], Run]] = {
     "+": lambda a, c: lambda s: v if LEAST < (v := a(s) + c) < LARGEST else overflow(),
     "-": lambda a, c: lambda s: v if LEAST < (v := a(s) - c) < LARGEST else overflow(),
     "*": lambda a, c: lambda s: v if LEAST < (v := a(s) * c) < LARGEST else overflow(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -108,12 +108,12 @@ class _Code:
 
 _WRONG = _Code(Type.ANY, closures.constant(0))
 
-_SIGNS: dict[type[ast.AST], str] = {
+_SIGNS: Mapping[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 _N, _D, _M = Type.NUMBER, Type.DURATION, Type.MOMENT
-_RESULTS: dict[tuple[str, Type, Type], Type] = {
+_RESULTS: Mapping[tuple[str, Type, Type], Type] = {
     ("+", _N, _N): _N, ("+", _D, _D): _D, ("+", _M, _D): _M, ("+", _D, _M): _M,
     ("-", _N, _N): _N, ("-", _D, _D): _D, ("-", _M, _D): _M, ("-", _M, _M): _D,
     ("*", _N, _N): _N, ("*", _D, _N): _D, ("*", _N, _D): _D,
@@ -132,7 +132,7 @@ class _Builtin:
 
 
 _ORDERED = (_N, _D, _M)
-_BUILTINS = {
+_BUILTINS: Mapping[str, _Builtin] = {
     "min": _Builtin(2, 8, _ORDERED, closures.call_many(min)),
     "max": _Builtin(2, 8, _ORDERED, closures.call_many(max)),
     "clamp": _Builtin(3, 3, _ORDERED, closures.call_clamp),
@@ -140,7 +140,7 @@ _BUILTINS = {
     "ceil": _Builtin(1, 1, (_N,), closures.call_one(math.ceil)),
     "floor": _Builtin(1, 1, (_N,), closures.call_one(math.floor)),
 }
-_BOOLS = {"true": True, "True": True, "false": False, "False": False}
+_BOOLS: Mapping[str, bool] = {"true": True, "True": True, "false": False, "False": False}
 
 
 class _Compiler:

@@ -7,7 +7,7 @@ subscript or any word of its own but `and or not if else`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,13 +50,12 @@ _PATTERN = re.compile(
     r"|(?P<other>\S)",
     re.ASCII,
 )
-_BINARY_WORDS = {"and", "or", "if", "else"}
-_PREFIXES = {"not", "!"}
-_REFUSED_WORDS = {
+_BINARY_WORDS = ("and", "or", "if", "else")
+_REFUSED_WORDS = (
     "lambda", "for", "in", "is", "import", "await", "yield", "class", "def", "return", "None", "from", "with",
     "while", "try", "global", "del", "assert", "raise", "async", "nonlocal", "pass", "as", "match", "print",
-}  # fmt: skip
-_HINTS = {
+)  # fmt: skip
+_HINTS: Mapping[str, str] = {
     "=": "compare with ==",
     "?": "write `a if condition else b`",
     ":": "write `a if condition else b`",
@@ -159,7 +158,7 @@ def _misplaced(token: Token, previous: Token | None, value_expected: bool, calls
     return ""
 
 
-_SPELLING = {"&&": "and", "||": "or", "!": "~"}
+_SPELLING: Mapping[str, str] = {"&&": "and", "||": "or", "!": "~"}
 """`!` binds as tightly as `~`, which users can not write themselves."""
 
 

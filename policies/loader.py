@@ -6,8 +6,10 @@ follow aliases; the composer recurses without a bound. So only its scanner and p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import yaml
-from muxk.policies.marks import Entry, Mapping, Node, Scalar, Sequence, Style
+from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, Style
 from muxk.policies.problems import Mark, Report, Source, did_you_mean
 
 MAX_CHARACTERS = 1_000_000
@@ -137,13 +139,13 @@ class _Composer:
         start, end = event.start_mark.index, event.end_mark.index
         return Scalar(text, _style(getattr(event, "style", None)), self._mark(event), start, end)
 
-    def _sequence(self, start: yaml.Event, depth: int) -> Sequence:
+    def _sequence(self, start: yaml.Event, depth: int) -> SequenceNode:
         items: list[Node] = []
         while not isinstance(event := self._next(), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return Sequence(tuple(items), self._mark(start))
+        return SequenceNode(tuple(items), self._mark(start))
 
-    def _mapping(self, start: yaml.Event, depth: int) -> Mapping:
+    def _mapping(self, start: yaml.Event, depth: int) -> MappingNode:
         entries: dict[str, Entry] = {}
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
             key = self._node(event, depth + 1)
@@ -157,7 +159,7 @@ class _Composer:
                 )
             else:
                 entries[key.text] = Entry(key, value)
-        return Mapping(tuple(entries.values()), self._mark(start))
+        return MappingNode(tuple(entries.values()), self._mark(start))
 
 
 _ALIAS_HINT = "write the value out; an expression that starts with & or * needs quotes"
@@ -169,14 +171,14 @@ def _style(style: str | None) -> Style:
     return Style.BLOCK if style in ("|", ">") else Style.PLAIN
 
 
-def fields(node: Node, known: dict[str, str], what: str, report: Report) -> dict[str, Node]:
+def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> dict[str, Node]:
     """Values of a mapping by key. Unknown keys are reported.
 
     Args:
         known: each allowed key; the value is empty, or says why the key is not supported yet.
         what: names the mapping in messages, such as "a rule".
     """
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MappingNode):
         report.add(node.mark, f"{what} must be a mapping of keys to values")
         return {}
     found: dict[str, Node] = {}

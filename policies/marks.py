@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -58,7 +58,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class SequenceNode:
     """A list of nodes."""
 
     items: tuple[Node, ...]
@@ -74,7 +74,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MappingNode:
     """Keys and values; keys are scalars and differ."""
 
     entries: tuple[Entry, ...]
@@ -88,13 +88,13 @@ class Mapping:
         return next((entry.value for entry in self.entries if entry.key.text == key), None)
 
 
-Node: TypeAlias = Scalar | Sequence | Mapping
+Node: TypeAlias = Scalar | SequenceNode | MappingNode
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS = {
+_WORDS: Mapping[str, bool | float | None] = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
     ".nan": float("nan"), ".NaN": float("nan"), ".NAN": float("nan"),
@@ -123,7 +123,7 @@ def plain(node: Node) -> Plain:
     """A node as plain Python data, without marks."""
     if isinstance(node, Scalar):
         return plain_scalar(node)
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [plain(item) for item in node.items]
     return {entry.key.text: plain(entry.value) for entry in node}
 
@@ -135,9 +135,9 @@ def is_null(node: Node) -> bool:
 
 def describe(node: Node) -> str:
     """What a node is, for messages."""
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return "a list"
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return "a mapping"
     return "nothing" if is_null(node) else f"'{node.text[:40]}'"
 

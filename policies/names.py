@@ -228,8 +228,8 @@ def _timed_request_names(root: str) -> dict[str, Name]:
     }
 
 
-_NOW = {"now": Name(_M, attrgetter("now_ns"), "the time")}
-_DECIDE: dict[str, Name] = {
+_NOW: Mapping[str, Name] = {"now": Name(_M, attrgetter("now_ns"), "the time")}
+_DECIDE: Mapping[str, Name] = {
     "now": Name(_M, attrgetter("view.now_ns"), "the time"),
     "units.total": Name(_N, attrgetter("view.units_total"), "units of the device"),
     "layers.total": Name(_N, attrgetter("view.layers"), "layers of the model"),
@@ -243,16 +243,23 @@ _DECIDE: dict[str, Name] = {
     "candidate.fits": Name(_B, _candidate_fits, "there is a candidate, and pages for all of it"),
     "estimate.known": Name(_B, attrgetter("view.estimates.known"), "false until something was measured"),
 }
-_SPLIT_CHOSEN = {
+_SPLIT_CHOSEN: Mapping[str, Name] = {
     "decode.units": Name(_N, attrgetter("split.decode_units"), "of the split just chosen"),
     "prefill.units": Name(_N, attrgetter("split.prefill_units"), "of the split just chosen"),
 }
-_ESTIMATES = {
+_ESTIMATES: Mapping[str, Function] = {
     "estimate.decode": Function(_D, estimate_decode, "decode step of the running batch on so many units"),
     "estimate.prefill_layer": Function(_D, estimate_prefill_layer, "one layer of the batch that runs next"),
 }
-_SORT_NAMES = {**_NOW, "queue.requests": Name(_N, attrgetter("requests"), "requests to choose from")}
-_KEY_NAMES = {**_NOW, **_request_names("request", "request"), **_timed_request_names("request")}
+_SORT_NAMES: Mapping[str, Name] = {
+    **_NOW,
+    "queue.requests": Name(_N, attrgetter("requests"), "requests to choose from"),
+}
+_KEY_NAMES: Mapping[str, Name] = {
+    **_NOW,
+    **_request_names("request", "request"),
+    **_timed_request_names("request"),
+}
 
 PLACES: Mapping[str, Mapping[str, Name]] = {
     "admit": {

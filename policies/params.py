@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muxk.policies.loader import fields
-from muxk.policies.marks import Mapping as MappingNode
-from muxk.policies.marks import Node, Scalar, describe, whole
+from muxk.policies.marks import MappingNode, Node, Scalar, describe, whole
 from muxk.policies.problems import Report, Source, did_you_mean, one_of
 from muxk.policies.units import Type, UnitError, parse_quantity
 
-_TYPES = {
+_TYPES: Mapping[str, Type] = {
     "number": Type.NUMBER,
     "duration": Type.DURATION,
     "size": Type.NUMBER,
     "percent": Type.NUMBER,
     "bool": Type.BOOL,
 }
-_PARAM = {"type": "", "default": "", "min": "", "max": "", "description": ""}
-_BOOLS = {"true": True, "false": False}
+_PARAM: Mapping[str, str] = {"type": "", "default": "", "min": "", "max": "", "description": ""}
+_BOOLS: Mapping[str, bool] = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from muxk.kernel.view import Limits
 from muxk.policies.answers import POINTS, Context
 from muxk.policies.loader import fields
-from muxk.policies.marks import Entry, Node, Scalar, Sequence, describe
-from muxk.policies.marks import Mapping as MappingNode
+from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, describe
 from muxk.policies.params import read_params
 from muxk.policies.problems import Report
 from muxk.policies.units import TtftSlo, Type, UnitError, parse_ttft
@@ -27,8 +26,8 @@ MAX_BASES = 8
 DEFAULTS = "defaults"
 
 _PLANNED = "is not supported yet"
-_DOCUMENT = {"apiVersion": "", "kind": "", "metadata": "", "spec": ""}
-_SPEC = {
+_DOCUMENT: Mapping[str, str] = {"apiVersion": "", "kind": "", "metadata": "", "spec": ""}
+_SPEC: Mapping[str, str] = {
     "extends": "",
     "slo": "",
     "params": "",
@@ -41,9 +40,9 @@ _SPEC = {
 }
 _MERGED = ("slo", "params", "limits")
 """Sections that a policy inherits key by key; others are replaced as a whole."""
-_SLO = {"tbt": "", "ttft": ""}
-_LIMITS = {"backlog": "", "decode_floor": "", "queue": ""}
-_RULE = {"name": "", "when": "", "then": ""}
+_SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
+_LIMITS: Mapping[str, str] = {"backlog": "", "decode_floor": "", "queue": ""}
+_RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 Base = Callable[[str], "Node | None"]
@@ -246,7 +245,7 @@ def _on_error(node: Node | None, context: Context) -> str:
 
 def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
     """Rules of a point; what is no list is the answer of its only rule."""
-    if not isinstance(node, Sequence):
+    if not isinstance(node, SequenceNode):
         return (RuleSource("always", None, node),)
     if len(node.items) > MAX_RULES:
         report.add(node.mark, f"{point} has more than {MAX_RULES} rules")
@@ -274,7 +273,7 @@ def _rule(node: Node, point: str, report: Report) -> RuleSource:
     return RuleSource(name, condition, found.get("then"), broken)
 
 
-def _check_names(node: Sequence, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
+def _check_names(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
     lines: dict[str, int] = {}
     for item, rule in zip(node.items, rules, strict=True):
         if rule.name in lines:
@@ -284,7 +283,7 @@ def _check_names(node: Sequence, point: str, rules: tuple[RuleSource, ...], repo
             lines[rule.name] = item.mark.line
 
 
-def _check_order(node: Sequence, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
+def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
     """The last rule always matches, and no other does."""
     always: RuleSource | None = None
     for item, rule in zip(node.items, rules, strict=True):

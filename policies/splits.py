@@ -7,7 +7,7 @@ one phase, or the whole device shared in time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -18,7 +18,7 @@ from muxk.kernel.work import Split
 from muxk.policies.closures import Run
 from muxk.policies.expressions import Expression
 from muxk.policies.loader import fields
-from muxk.policies.marks import Mapping, Node, Scalar
+from muxk.policies.marks import MappingNode, Node, Scalar
 from muxk.policies.names import DecideScope, estimate_decode, shared
 from muxk.policies.problems import Report
 from muxk.policies.units import Type
@@ -69,7 +69,9 @@ class Side:
 DECODE = Side("decode", attrgetter("decode_units"), False)
 PREFILL = Side("prefill", attrgetter("prefill_units"), True)
 _NOTHING = Wish(Word.NONE)
-_KEYWORDS = {word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)}
+_KEYWORDS: Mapping[str, Word] = {
+    word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)
+}
 
 
 def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool = False) -> Choose | None:
@@ -80,7 +82,7 @@ def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool =
     prefill = _wish(found.get("prefill"), PREFILL, report, read)
     otherwise = found.get("otherwise")
     fallback = parse_split(otherwise, report, read, nested=True) if otherwise is not None else None
-    if decode is None or prefill is None or not isinstance(node, Mapping):
+    if decode is None or prefill is None or not isinstance(node, MappingNode):
         return None
     seeks = Word.FEWEST in (decode.word, prefill.word)
     if seeks and otherwise is None:
@@ -101,7 +103,7 @@ def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool =
 def _wish(node: Node | None, side: Side, report: Report, read: ReadExpression) -> Wish | None:
     if node is None:
         return _NOTHING
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         condition = fields(node, {"fewest": ""}, f"`{side.name}`", report).get("fewest")
         if not node.entries:
             report.add(node.mark, f"`{side.name}` is empty", 'write {fewest: "a condition in units"}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,7 +26,7 @@ class Type(StrEnum):
         return _PHRASES[self]
 
 
-_PHRASES = {
+_PHRASES: Mapping[Type, str] = {
     Type.NUMBER: "a number",
     Type.DURATION: "a duration",
     Type.MOMENT: "a moment in time",
@@ -33,7 +34,7 @@ _PHRASES = {
     Type.ANY: "a value",
 }
 
-DURATION_NS = {
+DURATION_NS: Mapping[str, int] = {
     "ns": 1,
     "us": 1_000,
     "ms": 1_000_000,
@@ -41,7 +42,7 @@ DURATION_NS = {
     "min": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-COUNTS = {
+COUNTS: Mapping[str, int] = {
     "k": 1_000, "M": 1_000_000, "G": 1_000_000_000,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
     "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000,

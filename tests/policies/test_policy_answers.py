@@ -35,7 +35,8 @@ def test_a_compiled_policy_is_what_the_kernel_asks_for() -> None:
     assert policy.ttft_slo_ns(200) == 2000 * MS
 
 
-FEWEST = "{decode: {fewest: estimate.decode(units) <= 120ms}, prefill: rest, otherwise: {decode: most, prefill: rest}}"
+CONDITION = "estimate.decode(units) <= 120ms"
+FEWEST = f"{{decode: {{fewest: {CONDITION}}}, prefill: rest, otherwise: {{decode: most, prefill: rest}}}}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever is sent as a policy ends in a policy or a PolicyError, and what it computes at most in a RuleError."""
+"""Whatever is sent ends in a policy or a PolicyError, and what it computes in a value or a RuleError."""
 
 from __future__ import annotations
 

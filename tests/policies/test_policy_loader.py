@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from muxk.policies.loader import MAX_NODES, load
-from muxk.policies.marks import Mapping, Scalar, plain
+from muxk.policies.marks import MappingNode, Scalar, plain
 from muxk.policies.problems import PolicyError, Problem, Report
 
 
@@ -105,7 +105,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
 )
 def test_a_word_inside_any_kind_of_scalar_is_found_in_the_file(text: str) -> None:
     node = load(text, "p.yaml", Report())
-    assert isinstance(node, Mapping)
+    assert isinstance(node, MappingNode)
     scalar = node.get("a")
     assert isinstance(scalar, Scalar)
     mark = scalar.mark_at(scalar.text.index("BAD"))

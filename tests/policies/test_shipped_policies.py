@@ -225,7 +225,11 @@ def test_every_decision_is_legal_and_the_same_when_asked_again(view: View, name:
     assert isinstance(decision.layers, int)
     assert not decision.preempt or (view.running is not None and view.candidate is not None)
     assert policy.decide(view) == decision
-    assert load_policy(name).sha == policy.sha
+
+
+def test_compiling_twice_gives_the_same_policy() -> None:
+    for name, policy in POLICIES.items():
+        assert load_policy(name).sha == policy.sha
 
 
 @settings(max_examples=200, deadline=None)
