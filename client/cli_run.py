@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings, readable_errors
+from muxk.client.options import USAGE, Settings, die, parse_settings, readable_errors
 from muxk.client.progress import Display, JsonDisplay, say, terminal_display
 
 if TYPE_CHECKING:
@@ -162,8 +162,6 @@ def _demo(
         ) as server,
     ):
         try:
-            code = run_demo(server, seconds)
+            run_demo(server, seconds)
         except KeyboardInterrupt:
             die("stopped", INTERRUPTED)
-    if code:
-        raise typer.Exit(FAILED)

@@ -1,0 +1,155 @@
+"""How the demo looks: a live view on a terminal, plain lines elsewhere, and the summary after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muxk.client import protocol
+from muxk.client.demo_load import ChatLine, DemoFacts
+from muxk.client.figures import Distribution, distribution
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+BAR_CELLS = 48
+TEXT_TAIL = 330
+"""Characters of a chat's answer that are shown."""
+
+State = Mapping[str, Any]
+
+
+def live_view(facts: DemoFacts, state: State, server: protocol.Welcome, seconds: float) -> RenderableType:
+    """The whole screen."""
+    policy = _part(state, "server").get("policy", server.policy)
+    title = f"muxk: {server.model} on {server.device}, policy {policy}"
+    clock = f"{min(facts.elapsed_s, seconds):.0f} of {seconds:.0f} s"
+    head = Panel(Group(*_lanes(state), _times(facts, state)), title=title, subtitle=clock)
+    chats = Columns(
+        [_chat(number, chat) for number, chat in enumerate(facts.chats, 1)], equal=True, expand=True
+    )
+    return Group(head, chats)
+
+
+def _part(state: State, name: str) -> Mapping[str, Any]:
+    part = state.get(name, {})
+    return part if isinstance(part, Mapping) else {}
+
+
+def _split(state: State) -> tuple[int, int, int]:
+    """Units of decode, of prefill, and of the device."""
+    arbiter = _part(state, "arbiter")
+    split = _part(arbiter, "split")
+    return int(split.get("decode", 0)), int(split.get("prefill", 0)), int(arbiter.get("units", 0))
+
+
+def _lanes(state: State) -> list[RenderableType]:
+    """The split as a bar, and what runs on each lane."""
+    decode, prefill, units = _split(state)
+    flights = {str(flight.get("phase")): flight for flight in _part(state, "arbiter").get("lanes", ())}
+    shared = decode + prefill > units
+    bar = Text("lanes    ")
+    if units and shared:
+        bar.append("█" * BAR_CELLS, style="green" if "decode" in flights else "blue")
+    elif units:
+        bar.append("█" * (decode * BAR_CELLS // units), style="green" if "decode" in flights else "grey50")
+        bar.append("█" * (prefill * BAR_CELLS // units), style="blue" if "prefill" in flights else "grey50")
+    bar.append(f"  decode {decode} + prefill {prefill} of {units} units")
+    return [bar, _flight_line(flights)]
+
+
+def _flight_line(flights: Mapping[str, Mapping[str, Any]]) -> Text:
+    line = Text("running  ")
+    decode, prefill = flights.get("decode"), flights.get("prefill")
+    line.append(
+        "decode step of " + f"{decode['rows']} requests" if decode else "no decode step", style="green"
+    )
+    line.append("  ")
+    reading = (
+        f"prefill of {prefill.get('tokens', 0):,} tokens, {prefill.get('layers_left', 0)} layers to go"
+        if prefill
+        else "no prefill"
+    )
+    line.append(reading, style="blue")
+    return line
+
+
+def _times(facts: DemoFacts, state: State) -> Table:
+    grid = Table.grid(padding=(0, 3))
+    pool, queue = _part(state, "kv_pool"), _part(state, "admission")
+    gaps, short, long = (distribution(times) for times in (facts.gaps, facts.ttft_short, facts.ttft_long))
+    grid.add_row("between tokens", _ms(gaps.p50, "P50"), _ms(gaps.p99, "P99"), _ms(gaps.max, "max"))
+    grid.add_row("first token, chats", _ms(short.p50, "P50"), _ms(short.max, "max"), f"{short.count} seen")
+    grid.add_row("first token, longs", _ms(long.p50, "P50"), _ms(long.max, "max"), _reading(facts))
+    used, total = pool.get("pages_used", 0), pool.get("pages_total", 0)
+    pages = f"KV pages {used} of {total}, {pool.get('pages_cached', 0)} cached"
+    grid.add_row(f"{facts.tokens_per_s():.0f} tokens/s", f"{queue.get('waiting', 0)} waiting", pages)
+    return grid
+
+
+def _reading(facts: DemoFacts) -> str:
+    if facts.longs_reading:
+        return f"{facts.longs_reading} being read"
+    return f"{facts.longs_answered} of {facts.longs_sent} answered"
+
+
+def _ms(value: float, name: str) -> str:
+    return f"{name} {value:.0f} ms" if value < 10_000 else f"{name} {value / 1000:.1f} s"
+
+
+def _chat(number: int, chat: ChatLine) -> Panel:
+    tail = " ".join(chat.text[-TEXT_TAIL:].split())
+    return Panel(Text(tail), title=f"chat {number}", subtitle=Text(chat.question), height=8)
+
+
+def plain_line(facts: DemoFacts, state: State) -> str:
+    """One line for a log."""
+    decode, prefill, _units = _split(state)
+    gaps = distribution(facts.gaps)
+    pool = _part(state, "kv_pool")
+    reading = f", reading {facts.longs_reading} long" if facts.longs_reading else ""
+    return (
+        f"{facts.elapsed_s:5.1f} s  {facts.tokens_per_s():4.0f} tok/s  "
+        f"gap P50 {gaps.p50:.0f} P99 {gaps.p99:.0f} max {gaps.max:.0f} ms  split {decode}+{prefill}  "
+        f"waiting {_part(state, 'admission').get('waiting', 0)}  "
+        f"pages {pool.get('pages_used', 0)}/{pool.get('pages_total', 0)}{reading}  "
+        f"| {_tail(facts.chats)}"
+    )
+
+
+def _tail(chats: Sequence[ChatLine]) -> str:
+    """The last words of the first chat."""
+    return " ".join(chats[0].text.split())[-40:]
+
+
+def summary_table(facts: DemoFacts, state: State, server: protocol.Welcome) -> Table:
+    """What the demo showed."""
+    table = Table(title=f"{server.model} on {server.device} under {server.policy}, {facts.elapsed_s:.0f} s")
+    for column in ("", "count", "P50", "P99", "max"):
+        table.add_column(column, justify="left" if not column else "right")
+    _row(table, "between tokens, all streams", distribution(facts.gaps))
+    _row(table, "first token, chats", distribution(facts.ttft_short))
+    _row(table, f"first token, prompts of {facts.long_tokens:,} tokens", distribution(facts.ttft_long))
+    answered = sum(chat.answered for chat in facts.chats)
+    table.add_section()
+    table.add_row("tokens", str(facts.tokens), f"{facts.tokens / facts.elapsed_s:.0f}/s", "", "")
+    table.add_row("chats answered", str(answered), "", "", "")
+    table.add_row("long prompts read", f"{len(facts.ttft_long)} of {facts.longs_sent}", "", "", "")
+    for split, share in residency(state):
+        table.add_row(f"time on split {split} (decode+prefill units)", f"{share:.0%}", "", "", "")
+    return table
+
+
+def residency(state: State) -> list[tuple[str, float]]:
+    """Share of the time by split, the largest first; less than one percent is left out."""
+    spent = _part(_part(state, "arbiter"), "split_residency_ms")
+    total = sum(spent.values())
+    shares = sorted(((name, ms / total) for name, ms in spent.items() if total), key=lambda row: -row[1])
+    return [(name, share) for name, share in shares if share >= 0.01]
+
+
+def _row(table: Table, label: str, times: Distribution) -> None:
+    cells = [f"{value:,.0f} ms" if times.count else "-" for value in (times.p50, times.p99, times.max)]
+    table.add_row(label, str(times.count), *cells)
