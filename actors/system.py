@@ -7,7 +7,6 @@ runtime's; the same specs run in real and in virtual time.
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,8 +61,8 @@ class ServeOptions:
     kv_tokens: int | None = None
     max_queue: int | None = None
     run_directory: Path | None = None
-    seed: int | None = None
-    """Of requests that bring no seed; None: as the system's entropy says."""
+    seed: int = 0
+    """What the seeds of requests that bring none are drawn from; `muxk run` takes it from the system."""
 
 
 def build_specs(
@@ -163,8 +162,7 @@ async def _serve(
     ready: Callable[[str], None],
 ) -> str:
     ingress = Ingress(endpoint)
-    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(8), "little")
-    specs = build_specs(backend, policy, seed=seed, on_ready=lambda: ready(ingress.endpoint))
+    specs = build_specs(backend, policy, seed=options.seed, on_ready=lambda: ready(ingress.endpoint))
     runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
     backend.device.start(runtime.port("arbiter"))
     progress("measuring decode steps and prefill layers", 0.0)

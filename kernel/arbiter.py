@@ -248,6 +248,7 @@ class Arbiter(Actor):
             self._launch_probe()
             return
         for _ in range(LAUNCHES_PER_TURN):
+            self.state.resume_parked()
             if not self.state.work_exists():
                 break
             decision = self._decide()
@@ -275,7 +276,7 @@ class Arbiter(Actor):
             return True
         if not self._may_launch_prefill():
             return False
-        if decision.preempt and self._may_preempt():
+        if decision.preempt and self.state.may_preempt():
             self._park_running()
         return self._advance_prefill(decision.layers)
 
@@ -309,15 +310,6 @@ class Arbiter(Actor):
             bound = 1
         return self._lanes.prefills() < bound
 
-    def _may_preempt(self) -> bool:
-        state = self.state
-        return (
-            state.running is not None
-            and state.running.layers_left > 0
-            and state.parked is None
-            and state.candidate is not None
-        )
-
     def _park_running(self) -> None:
         job = self.state.running
         assert job is not None
@@ -332,10 +324,6 @@ class Arbiter(Actor):
         state = self.state
         if state.forming:
             return False
-        if state.running is not None and state.running.layers_left == 0:
-            state.running = None
-        if state.running is None and state.parked is not None:
-            state.running, state.parked = state.parked, None
         if state.running is not None:
             self._launch_prefill(state.running, layers)
             return True

@@ -72,9 +72,19 @@ class ArbiterState:
     def work_exists(self) -> bool:
         """Something could be launched if the policy and the bounds allowed."""
         return self.decode.waiting is not None or (
-            not self.forming
-            and (self.running is not None or self.parked is not None or self.candidate is not None)
+            not self.forming and (self.running is not None or self.candidate is not None)
         )
+
+    def may_preempt(self) -> bool:
+        """One level: somebody runs, nobody is parked, and somebody waits."""
+        return self.running is not None and self.parked is None and self.candidate is not None
+
+    def resume_parked(self) -> None:
+        """Before each decision, so that the policy may prefer a newcomer once more."""
+        if self.running is not None and self.running.layers_left == 0:
+            self.running = None
+        if self.running is None and self.parked is not None and not self.forming:
+            self.running, self.parked = self.parked, None
 
     def unslot(self, job: PrefillJob) -> None:
         """Make sure that no more layers of this batch are launched."""
@@ -95,7 +105,7 @@ class ArbiterState:
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:
         """The facts of one decision."""
-        running = self.running if self.running is not None and self.running.layers_left else None
+        running = self.running
         return View(
             now_ns=now_ns,
             units_total=device.units,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import TypeVar
 
 import msgspec
@@ -72,5 +71,9 @@ Model = TypeVar("Model", DecodeModel, PrefillModel)
 
 def _nearest(models: tuple[Model, ...], units: int) -> Model:
     """The model for the largest measured unit count that is at most `units`, else the smallest."""
-    index = bisect.bisect_right(models, units, key=lambda model: model.units)
-    return models[max(0, index - 1)]
+    found = models[0]
+    for model in models:
+        if model.units > units:
+            break
+        found = model
+    return found

@@ -31,7 +31,7 @@ class DecideScope:
         """In force at first; then the one that the split rule chose, or tries."""
         self.units = 0
         """Units of the phase that `fewest` looks for, in the split it tries."""
-        self.batch: PrefillView | None = view.running or view.candidate or view.parked
+        self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
         self.step_ns: dict[int, float] = {}
         self.layer_ns: dict[tuple[int, int], float] = {}
