@@ -48,7 +48,7 @@ check:
 	@$(MAKE) --no-print-directory test
 
 bench: $(VENV)/.stamp-cpu
-	$(BIN)/python -m muxk.profiles.bench
+	$(BIN)/python -m muxk.client.microbench
 	$(BIN)/muxk bench
 
 install: $(VENV)/.stamp-dev
