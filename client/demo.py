@@ -56,12 +56,12 @@ async def _show(endpoint: str, seconds: float, console: Console) -> None:
         facts = DemoFacts()
         where = f"muxk state --endpoint {endpoint}"
         typer.echo(f"{client.server.policy} for {seconds:.0f} s; look from another terminal with:  {where}")
+        before = await client.state()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_live if console.is_terminal else _lines, client, facts, seconds, console)
             await DemoLoad(client, facts).run(seconds)
             tasks.cancel_scope.cancel()
-        state = await client.state()
-        console.print(summary_table(facts, state, client.server))
+        console.print(summary_table(facts, before, await client.state(), client.server))
 
 
 async def _live(client: AsyncClient, facts: DemoFacts, seconds: float, console: Console) -> None:

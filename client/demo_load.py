@@ -16,7 +16,7 @@ CHATS = 4
 CHAT_TOKENS = 160
 LONG_EVERY_S = 8.0
 LONG_TOKENS_OUT = 24
-LONG_LINES = 58
+LONG_LINES = 51
 """Makes about 1,500 tokens for SmolLM2."""
 
 QUESTIONS = (

@@ -8,14 +8,13 @@ from typing import Any
 from muxk.client import protocol
 from muxk.client.demo_load import ChatLine, DemoFacts
 from muxk.client.figures import Distribution, distribution
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 BAR_CELLS = 48
-TEXT_TAIL = 330
+TEXT_TAIL = 220
 """Characters of a chat's answer that are shown."""
 
 State = Mapping[str, Any]
@@ -27,9 +26,12 @@ def live_view(facts: DemoFacts, state: State, server: protocol.Welcome, seconds:
     title = f"muxk: {server.model} on {server.device}, policy {policy}"
     clock = f"{min(facts.elapsed_s, seconds):.0f} of {seconds:.0f} s"
     head = Panel(Group(*_lanes(state), _times(facts, state)), title=title, subtitle=clock)
-    chats = Columns(
-        [_chat(number, chat) for number, chat in enumerate(facts.chats, 1)], equal=True, expand=True
-    )
+    panels = [_chat(number, chat) for number, chat in enumerate(facts.chats, 1)]
+    chats = Table.grid(expand=True)
+    chats.add_column(ratio=1)
+    chats.add_column(ratio=1)
+    for left, right in zip(panels[::2], panels[1::2], strict=True):
+        chats.add_row(left, right)
     return Group(head, chats)
 
 
@@ -80,9 +82,9 @@ def _times(facts: DemoFacts, state: State) -> Table:
     grid = Table.grid(padding=(0, 3))
     pool, queue = _part(state, "kv_pool"), _part(state, "admission")
     gaps, short, long = (distribution(times) for times in (facts.gaps, facts.ttft_short, facts.ttft_long))
-    grid.add_row("between tokens", _ms(gaps.p50, "P50"), _ms(gaps.p99, "P99"), _ms(gaps.max, "max"))
-    grid.add_row("first token, chats", _ms(short.p50, "P50"), _ms(short.max, "max"), f"{short.count} seen")
-    grid.add_row("first token, longs", _ms(long.p50, "P50"), _ms(long.max, "max"), _reading(facts))
+    grid.add_row("between tokens", _ms("P50", gaps.p50), _ms("P99", gaps.p99), _ms("max", gaps.max))
+    grid.add_row("first token, chats", _ms("P50", short.p50), _ms("max", short.max), f"{short.count} seen")
+    grid.add_row("first token, longs", _ms("P50", long.p50), _ms("max", long.max), _reading(facts))
     used, total = pool.get("pages_used", 0), pool.get("pages_total", 0)
     pages = f"KV pages {used} of {total}, {pool.get('pages_cached', 0)} cached"
     grid.add_row(f"{facts.tokens_per_s():.0f} tokens/s", f"{queue.get('waiting', 0)} waiting", pages)
@@ -95,13 +97,16 @@ def _reading(facts: DemoFacts) -> str:
     return f"{facts.longs_answered} of {facts.longs_sent} answered"
 
 
-def _ms(value: float, name: str) -> str:
+def _ms(name: str, value: float) -> str:
+    """Nothing takes 0 ms: that is a time that was not seen yet."""
+    if not value:
+        return f"{name} -"
     return f"{name} {value:.0f} ms" if value < 10_000 else f"{name} {value / 1000:.1f} s"
 
 
 def _chat(number: int, chat: ChatLine) -> Panel:
     tail = " ".join(chat.text[-TEXT_TAIL:].split())
-    return Panel(Text(tail), title=f"chat {number}", subtitle=Text(chat.question), height=8)
+    return Panel(Text(tail), title=f"chat {number}", subtitle=Text(chat.question), height=7)
 
 
 def plain_line(facts: DemoFacts, state: State) -> str:
@@ -124,8 +129,8 @@ def _tail(chats: Sequence[ChatLine]) -> str:
     return " ".join(chats[0].text.split())[-40:]
 
 
-def summary_table(facts: DemoFacts, state: State, server: protocol.Welcome) -> Table:
-    """What the demo showed."""
+def summary_table(facts: DemoFacts, before: State, after: State, server: protocol.Welcome) -> Table:
+    """What the demo showed, with the server's states before and after it."""
     table = Table(title=f"{server.model} on {server.device} under {server.policy}, {facts.elapsed_s:.0f} s")
     for column in ("", "count", "P50", "P99", "max"):
         table.add_column(column, justify="left" if not column else "right")
@@ -137,17 +142,28 @@ def summary_table(facts: DemoFacts, state: State, server: protocol.Welcome) -> T
     table.add_row("tokens", str(facts.tokens), f"{facts.tokens / facts.elapsed_s:.0f}/s", "", "")
     table.add_row("chats answered", str(answered), "", "", "")
     table.add_row("long prompts read", f"{len(facts.ttft_long)} of {facts.longs_sent}", "", "", "")
-    for split, share in residency(state):
-        table.add_row(f"time on split {split} (decode+prefill units)", f"{share:.0%}", "", "", "")
+    for split, share in residency(before, after):
+        table.add_row(f"time on {split}", f"{share:.0%}", "", "", "")
     return table
 
 
-def residency(state: State) -> list[tuple[str, float]]:
+def residency(before: State, after: State) -> list[tuple[str, float]]:
     """Share of the time by split, the largest first; less than one percent is left out."""
-    spent = _part(_part(state, "arbiter"), "split_residency_ms")
+    earlier = _part(_part(before, "arbiter"), "split_residency_ms")
+    later = _part(_part(after, "arbiter"), "split_residency_ms")
+    units = int(_part(after, "arbiter").get("units", 0))
+    spent = {name: ms - earlier.get(name, 0) for name, ms in later.items()}
     total = sum(spent.values())
     shares = sorted(((name, ms / total) for name, ms in spent.items() if total), key=lambda row: -row[1])
-    return [(name, share) for name, share in shares if share >= 0.01]
+    return [(_split_name(name, units), share) for name, share in shares if share >= 0.01]
+
+
+def _split_name(name: str, units: int) -> str:
+    """`1+1` as people read it; a split that uses units twice is the whole device for both in turn."""
+    decode, prefill = (int(part) for part in name.split("+"))
+    if decode + prefill > units:
+        return "the whole device for both in turn"
+    return f"decode {decode} + prefill {prefill} units"
 
 
 def _row(table: Table, label: str, times: Distribution) -> None:

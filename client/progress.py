@@ -22,28 +22,32 @@ class Display(Protocol):
 
 
 class BarDisplay:
-    """A bar for each thing that is done; on a terminal."""
+    """A bar for each stage; on a terminal. A stage ends when the share falls back."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description:<44}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._stages = Stages()
+        self._task: TaskID | None = None
 
     def progress(self, label: str, share: float) -> None:
-        """A new label means that the ones before are done."""
-        if label not in self._tasks:
-            for task in self._tasks.values():
-                self._bars.update(task, completed=1.0)
-            self._tasks[label] = self._bars.add_task(label, total=1.0)
-        self._bars.update(self._tasks[label], completed=share)
+        if self._stages.begins(share):
+            self._complete()
+            self._task = self._bars.add_task(label, total=1.0)
+        assert self._task is not None
+        self._bars.update(self._task, completed=share, description=label[:44])
+
+    def _complete(self) -> None:
+        if self._task is not None:
+            self._bars.update(self._task, completed=1.0)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -51,20 +55,29 @@ class BarDisplay:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            for task in self._tasks.values():
-                self._bars.update(task, completed=1.0)
+            self._complete()
         self._bars.stop()
 
 
-class LineDisplay:
-    """One line for each thing that is done."""
+class Stages:
+    """Tells where a new stage begins: labels may change within one, but its share only grows."""
 
     def __init__(self) -> None:
-        self._label = ""
+        self._share = 2.0
+
+    def begins(self, share: float) -> bool:
+        last, self._share = self._share, share
+        return share < last
+
+
+class LineDisplay:
+    """One line for each stage."""
+
+    def __init__(self) -> None:
+        self._stages = Stages()
 
     def progress(self, label: str, share: float) -> None:
-        if label != self._label:
-            self._label = label
+        if self._stages.begins(share):
             typer.echo(f"{label} ...", err=True)
 
     def __enter__(self) -> Self:
@@ -74,18 +87,23 @@ class LineDisplay:
         pass
 
 
-class JsonDisplay(LineDisplay):
-    """JSON lines on stdout, for `ServerProcess`; at most a hundred for each thing that is done."""
+class JsonDisplay:
+    """JSON lines on stdout, for `ServerProcess`; about a hundred for each stage."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._percent = -1
 
     def progress(self, label: str, share: float) -> None:
         percent = int(share * 100)
-        if (label, percent) != (self._label, self._percent):
-            self._label, self._percent = label, percent
+        if percent != self._percent:
+            self._percent = percent
             say(progress=(label, share))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def terminal_display() -> Display:
