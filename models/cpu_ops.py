@@ -7,7 +7,7 @@ for a decode step. So it is the only packed product here; float32 is the referen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
 from muxk.models.errors import ModelError
-from muxk.models.ops import KvLayer, Linear, Slots
+from muxk.models.ops import Embedding, KvLayer, Linear, Slots
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -38,8 +38,8 @@ class CpuOperators:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return Fp16Linear(weight, bias) if self.dtype == "fp16" else Float32Linear(weight, bias)
 
-    def embedding(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        return Embedding(weight.half() if self.dtype == "fp16" else weight)
+    def embedding(self, weight: Tensor) -> Embedding:
+        return TableEmbedding(weight.half() if self.dtype == "fp16" else weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
@@ -96,7 +96,7 @@ class Fp16Linear:
         return self._product(x, self._packed)  # type: ignore[no-any-return]
 
 
-class Embedding:
+class TableEmbedding:
     """A table of rows, kept in its own type and read as float32."""
 
     def __init__(self, table: Tensor) -> None:

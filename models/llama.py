@@ -6,18 +6,23 @@ two lanes may run at once. Query, key and value projections are one product, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from muxk.models.config import ModelConfig
-from muxk.models.errors import wrong_shape
-from muxk.models.ops import Attention, KvLayer, Linear, Operators
+from muxk.models.errors import ModelError, wrong_shape
+from muxk.models.ops import Attention, Embedding, KvLayer, Linear, Operators
 from muxk.models.weights import Progress, Weights
 from torch import Tensor
 
 MLP_BLOCK = 512
 """Tokens whose gate and up values exist at once; bounds the scratch of long prompts."""
+
+LOADING_THREADS = 4
+"""Threads that dequantise and pack; what is unpacked at once is one layer a thread and the head."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class LlamaDecoder:
         self,
         config: ModelConfig,
         operators: Operators,
-        embedding: Callable[[Tensor], Tensor],
+        embedding: Embedding,
         layers: tuple[DecoderLayer, ...],
         final_norm: Tensor,
         head: Linear,
@@ -107,15 +112,16 @@ def load_decoder(weights: Weights, operators: Operators, progress: Progress | No
     """Read and pack every tensor. ModelError names a tensor that is missing or has a wrong shape."""
     config = weights.config
     reader = _Reader(weights, progress)
-    table = reader.take("model.embed_tokens.weight", config.vocabulary, config.hidden)
-    layers = tuple(_load_layer(reader, config, operators, index) for index in range(config.layers))
-    final_norm = reader.take("model.norm.weight", config.hidden)
-    head = (
-        table if config.tied_embeddings else reader.take("lm_head.weight", config.vocabulary, config.hidden)
-    )
-    return LlamaDecoder(
-        config, operators, operators.embedding(table), layers, final_norm, operators.linear(head, None)
-    )
+    with ThreadPoolExecutor(LOADING_THREADS) as pool:
+        ends = pool.submit(_load_ends, reader, config, operators)
+        try:
+            load = partial(_load_layer, reader, config, operators)
+            layers = tuple(pool.map(load, range(config.layers)))
+            embedding, final_norm, head = ends.result()
+        except ModelError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return LlamaDecoder(config, operators, embedding, layers, final_norm, head)
 
 
 def tensor_names(config: ModelConfig) -> tuple[str, ...]:
@@ -135,22 +141,36 @@ def tensor_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 class _Reader:
-    """Takes tensors from a checkpoint, checks their shape and reports progress."""
+    """Takes tensors from a checkpoint, checks their shape and reports progress, one call at a time."""
 
     def __init__(self, weights: Weights, progress: Progress | None) -> None:
         self._weights = weights
         self._progress = progress
         self._total = sum(weights.stored_bytes(name) for name in tensor_names(weights.config))
         self._done = 0
+        self._lock = threading.Lock()
 
     def take(self, name: str, *shape: int) -> Tensor:
         tensor = self._weights.tensor(name)
         if tuple(tensor.shape) != shape:
             raise wrong_shape(self._weights.path, name, shape, tuple(tensor.shape))
-        self._done += self._weights.stored_bytes(name)
-        if self._progress is not None:
-            self._progress(self._done, self._total, name)
+        with self._lock:
+            self._done += self._weights.stored_bytes(name)
+            if self._progress is not None:
+                self._progress(self._done, self._total, name)
         return tensor
+
+
+def _load_ends(
+    reader: _Reader, config: ModelConfig, operators: Operators
+) -> tuple[Embedding, Tensor, Linear]:
+    """What lies before and after the layers: embedding, final norm, head."""
+    table = reader.take("model.embed_tokens.weight", config.vocabulary, config.hidden)
+    head = table
+    if not config.tied_embeddings:
+        head = reader.take("lm_head.weight", config.vocabulary, config.hidden)
+    final_norm = reader.take("model.norm.weight", config.hidden)
+    return operators.embedding(table), final_norm, operators.linear(head, None)
 
 
 def _load_layer(reader: _Reader, config: ModelConfig, operators: Operators, index: int) -> DecoderLayer:

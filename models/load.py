@@ -6,7 +6,7 @@ from muxk.models.cpu_ops import CpuOperators
 from muxk.models.gguf_file import read_gguf
 from muxk.models.gguf_weights import GgufWeights
 from muxk.models.llama import load_decoder
-from muxk.models.memory import keep_freed_memory
+from muxk.models.memory import keep_freed_memory, release_freed_memory
 from muxk.models.ops import kv_bytes_per_page
 from muxk.models.resolve import GgufSource, Source, resolve_model
 from muxk.models.runner import ModelRunner
@@ -22,6 +22,7 @@ def load_runner(
     """
     keep_freed_memory()
     decoder = load_decoder(open_weights(source), CpuOperators(dtype), progress)
+    release_freed_memory()
     return ModelRunner(decoder, pages)
 
 

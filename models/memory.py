@@ -25,3 +25,11 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)) and bool(mallopt(TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def release_freed_memory() -> bool:
+    """Give the system what loading left free. False where that cannot be done."""
+    if not sys.platform.startswith("linux"):
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return bool(trim(0)) if trim is not None else False

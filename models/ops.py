@@ -18,6 +18,8 @@ from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
 """float32[tokens, in] -> float32[tokens, out]."""
+Embedding = Callable[[Tensor], Tensor]
+"""int64[tokens] -> float32[tokens, hidden]."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Operators(Protocol):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Pack a float32 weight [out, in] once; the result computes `x @ weight.T + bias`."""
 
-    def embedding(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    def embedding(self, weight: Tensor) -> Embedding:
         """Keep a float32 table [vocabulary, hidden]; the result maps int64[tokens] to float32 rows."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, int32_array
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, Phase, PrefillWork, ProbeWork, int32_array
 from muxk.models.cpu_prefill import row_positions
 from muxk.models.llama import LlamaDecoder
 from muxk.models.ops import Attention, KvLayer, kv_bytes_per_page
-from muxk.models.sampling import sample
+from muxk.models.sampling import sample, sampling_of
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,7 +42,7 @@ class ModelRunner:
         config = decoder.config
         self._layers = config.layers
         self._pages = pages
-        self._kv: tuple[KvLayer, ...] = tuple(
+        self.kv: tuple[KvLayer, ...] = tuple(
             decoder.operators.kv_layer(pages, config.kv_heads, config.head_dim) for _ in range(config.layers)
         )
         self._parked: dict[int, _Parked] = {}
@@ -55,6 +55,11 @@ class ModelRunner:
     @property
     def pages(self) -> int:
         return self._pages
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Positions at and past it cannot be run."""
+        return self.decoder.config.max_context_tokens
 
     @property
     def bytes_per_page(self) -> int:
@@ -82,14 +87,16 @@ class ModelRunner:
         logits, order = self.decode_logits(
             int32_array(work.tokens), positions, _page_table(work.page_table, work.pages_per_row)
         )
-        rows = torch.from_numpy(np.argsort(order))
-        return sample(logits[rows], work.sampling, positions.astype(np.int64) + 1).tobytes()
+        tokens = np.empty(len(order), dtype=np.int32)
+        sampling = sampling_of(work.sampling).of(order)
+        tokens[order] = sample(logits, sampling, positions[order].astype(np.int64) + 1)
+        return tokens.tobytes()
 
     @torch.inference_mode()
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
         """Run made-up tokens whose context is page 0, over and over; results are dropped."""
         tokens = work.context_tokens + work.new_tokens
-        table = np.zeros((work.rows, tokens // 16 + 1), dtype=np.int32)
+        table = np.zeros((work.rows, tokens // PAGE_SIZE + 1), dtype=np.int32)
         made_up = np.ones(work.rows * work.new_tokens, dtype=np.int32)
         if work.phase is Phase.DECODE:
             positions = np.full(work.rows, max(work.context_tokens - 1, 0), dtype=np.int32)
@@ -119,7 +126,7 @@ class ModelRunner:
         )
         hidden = self.decoder.embed(_indices(tokens[order]))
         rope = self.decoder.rope(_indices(positions))
-        for index, kv in enumerate(self._kv):
+        for index, kv in enumerate(self.kv):
             hidden = self.decoder.layer(index, hidden, rope, attention, kv)
         return self.decoder.head(hidden), order
 
@@ -156,14 +163,14 @@ class ModelRunner:
 
     def _run_layers(self, state: _Parked, last_layer: int) -> None:
         for index in range(state.next_layer, last_layer):
-            kv = self._kv[index]
+            kv = self.kv[index]
             state.hidden = self.decoder.layer(index, state.hidden, state.rope, state.attention, kv)
         state.next_layer = last_layer
 
     def _sample_prefill(self, work: PrefillWork, hidden: Tensor) -> NDArray[np.int32]:
         logits = self.decoder.head(_last_tokens(hidden, work.new_tokens))
         positions = np.asarray(work.reused_tokens, dtype=np.int64) + np.asarray(work.new_tokens)
-        return sample(logits, work.sampling, positions)
+        return sample(logits, sampling_of(work.sampling), positions)
 
     def _park(self, batch_id: int, state: _Parked) -> None:
         with self._lock:
@@ -190,7 +197,7 @@ def _last_tokens(hidden: Tensor, new_tokens: tuple[int, ...]) -> Tensor:
 @torch.inference_mode()
 def logits_for(runner: ModelRunner, token_ids: list[int]) -> Tensor:
     """Logits float32[tokens, vocabulary] after each token of one prompt, through pages 1 and up."""
-    pages = -(-len(token_ids) // 16)
+    pages = -(-len(token_ids) // PAGE_SIZE)
     assert pages < runner.pages, (pages, runner.pages)
     table = np.arange(1, pages + 1, dtype=np.int32)[None, :]
     hidden = runner.prefill_hidden(np.asarray(token_ids, dtype=np.int32), table, (len(token_ids),), (0,))

@@ -22,8 +22,10 @@ FIRST_CANDIDATES = 256
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters, one value a row, for the rows that are not greedy."""
+    """Sampling parameters, one value a row."""
 
+    greedy: bool
+    """True when every row is greedy."""
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     top_k: NDArray[np.int32]
@@ -31,15 +33,21 @@ class Sampling:
     choice: NDArray[np.uint32]
 
     def of(self, rows: NDArray[np.int64]) -> Sampling:
-        """The parameters of some rows."""
+        """The parameters of some rows, in that order."""
         return Sampling(
-            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seed[rows], self.choice[rows]
+            greedy=self.greedy,
+            temperature=self.temperature[rows],
+            top_p=self.top_p[rows],
+            top_k=self.top_k[rows],
+            seed=self.seed[rows],
+            choice=self.choice[rows],
         )
 
 
 def sampling_of(columns: SamplingColumns) -> Sampling:
     """The arrays behind column bytes."""
     return Sampling(
+        greedy=columns.greedy,
         temperature=np.frombuffer(columns.temperature, dtype="<f4"),
         top_p=np.frombuffer(columns.top_p, dtype="<f4"),
         top_k=np.frombuffer(columns.top_k, dtype="<i4"),
@@ -48,15 +56,15 @@ def sampling_of(columns: SamplingColumns) -> Sampling:
     )
 
 
-def sample(logits: Tensor, columns: SamplingColumns, positions: NDArray[np.int64]) -> NDArray[np.int32]:
+def sample(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> NDArray[np.int32]:
     """One token a row: int32[rows] from float32[rows, vocabulary].
 
     `positions` int64[rows] are those of the sampled tokens; they count the random numbers.
     """
-    tokens: NDArray[np.int32] = torch.argmax(logits, dim=-1).to(torch.int32).numpy()
-    if columns.greedy:
+    # numpy's argmax is 10 times as fast as torch's on a row of 49k.
+    tokens: NDArray[np.int32] = logits.numpy().argmax(axis=1).astype(np.int32)
+    if sampling.greedy:
         return tokens
-    sampling = sampling_of(columns)
     rows = np.flatnonzero(sampling.temperature >= GREEDY_BELOW)
     if len(rows):
         chosen = logits[torch.from_numpy(rows)]
@@ -72,7 +80,8 @@ def draw(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> ND
     found = np.sum(cumulative <= points[:, None], axis=1)
     # A point that rounding puts on the total belongs to the last token with any weight.
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
-    return np.minimum(found, last).astype(np.int32)
+    tokens: NDArray[np.int32] = np.minimum(found, last).astype(np.int32)
+    return tokens
 
 
 def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
@@ -81,7 +90,7 @@ def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
     Top-k keeps every logit that ties with the k-th. Top-p keeps the smallest set of largest logits whose
     probability reaches it, and every logit that ties with the smallest of them.
     """
-    scaled = logits.double() / torch.from_numpy(sampling.temperature).double()[:, None]
+    scaled = logits.double() / torch.from_numpy(sampling.temperature.astype(np.float64))[:, None]
     largest = scaled.amax(dim=1, keepdim=True)
     weights = torch.exp(scaled - largest)
     weights.masked_fill_(scaled < _top_k_threshold(scaled, sampling.top_k), 0.0)
@@ -108,7 +117,7 @@ def _top_p_threshold(weights: Tensor, top_p: NDArray[np.float32]) -> Tensor:
     rows = torch.from_numpy(np.flatnonzero(top_p < 1.0))
     if len(rows) == 0:
         return threshold
-    wanted = torch.from_numpy(top_p).double()[rows, None] * weights[rows].sum(dim=1, keepdim=True)
+    wanted = torch.from_numpy(top_p.astype(np.float64))[rows, None] * weights[rows].sum(dim=1, keepdim=True)
     threshold[rows] = _smallest_kept(weights[rows], wanted)
     return threshold
 

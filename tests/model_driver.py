@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class Driver:
             **_table(requests),
         )
         edges = [0, *cuts, self.runner.layers]
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in itertools.pairwise(edges):
             tokens = self.runner.prefill(work, first, last)
             assert (tokens == b"") == (last < self.runner.layers)
         _take(requests, tokens)
@@ -170,6 +171,7 @@ def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
         "max_context_tokens": 512,
         "qkv_bias": architecture == "qwen2",
         "query_key_norm": architecture == "qwen3",
+        "permuted_in_gguf": architecture in ("llama", "mistral"),
     }
     return ModelConfig(**fields | changes)
 

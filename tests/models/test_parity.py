@@ -22,7 +22,7 @@ PROMPTS = (
     "def fibonacci(n):\n    ",
     "Q: What is the capital of France?\nA:",
 )
-STEPS = 24
+STEPS = 12
 
 
 def reference_model(weights: Weights) -> Any:
