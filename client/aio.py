@@ -257,6 +257,7 @@ async def _read(wire: Wire) -> None:
 
 async def _monitor(wire: Wire, session: Session) -> None:
     """Notice the moment when the server goes."""
+    wire.watch()  # a refusal may have come before anybody waited for it
     while not wire.lost:
         await wire.changed()
         wire.watch()

@@ -79,6 +79,10 @@ class ServerProcess:
         )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
