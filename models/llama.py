@@ -18,7 +18,7 @@ from muxk.models.ops import Attention, Embedding, KvLayer, Linear, Operators
 from muxk.models.weights import Progress, Weights
 from torch import Tensor
 
-MLP_BLOCK = 512
+MLP_BLOCK = 480
 """Tokens whose gate and up values exist at once; bounds the scratch of long prompts."""
 
 LOADING_THREADS = 4
