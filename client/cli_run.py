@@ -48,6 +48,9 @@ def run(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Refuse requests when this many wait. Default: the policy's.")
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of requests that bring no seed. Default: another each time.")
+    ] = None,
     demo_seconds: Annotated[float, typer.Option(min=5.0, help="How long the demo shows requests.")] = 35.0,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -70,6 +73,7 @@ def run(
         endpoint=endpoint,
         kv_tokens=kv_tokens,
         max_queue=max_queue,
+        seed=seed if seed is not None else int.from_bytes(os.urandom(8), "little"),
     )
     if supervised:
         _stop_when_stdin_closes()
