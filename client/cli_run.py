@@ -129,8 +129,10 @@ def _greet(options: ServeOptions, endpoint: str) -> None:
 def _stop_when_stdin_closes() -> None:
     """A child must not outlive its parent: closing the pipe asks it to stop, twice means at once."""
 
+    stdin = sys.stdin.fileno()
+
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(stdin, 4096):  # not sys.stdin: its lock, held here, would abort the interpreter's exit
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)

@@ -111,6 +111,13 @@ class ServerProcess:
         text = Path(self._stderr.name).read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.strip().splitlines()[-STDERR_LINES:])
 
+    def wait(self, timeout_s: float) -> int:
+        """Wait until it ends by itself, after a drain; the exit code. Raises TimeoutError."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the server did not end within {timeout_s:g} s") from None
+
     def stop(self, timeout_s: float = 5.0) -> int:
         """Stop without draining and return the exit code; idempotent. What does not stop is killed."""
         if not self._stderr.closed:

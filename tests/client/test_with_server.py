@@ -45,6 +45,17 @@ def test_a_server_that_does_not_start_tells_its_parent_why() -> None:
         server.wait_ready()
 
 
+def test_a_drained_server_finishes_its_requests_and_ends_well() -> None:
+    with ServerProcess("muxwise", device="sim") as server, Client(server.wait_ready()) as client:
+        stream = client.submit("hello", max_tokens=50, ignore_eos=True)
+        next(stream)
+        client.drain()
+        with pytest.raises(RequestError, match="draining"):
+            client.submit("too late").result()
+        assert stream.result().completion_tokens == 50
+        assert server.wait(timeout_s=30) == 0
+
+
 def test_a_killed_server_fails_its_streams() -> None:
     with ServerProcess("muxwise", device="sim") as server, Client(server.wait_ready()) as client:
         stream = client.submit("hello", max_tokens=4000, ignore_eos=True)
