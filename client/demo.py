@@ -66,11 +66,12 @@ async def _show(endpoint: str, seconds: float, console: Console) -> None:
 
 async def _live(client: AsyncClient, facts: DemoFacts, seconds: float, console: Console) -> None:
     state: dict[str, Any] = {}
-    view = live_view(facts, state, client.server, seconds)
+    view = live_view(facts, state, client.server, seconds, console.width)
     with Live(view, console=console, auto_refresh=False, transient=True) as live:
         while True:
             state = await client.state()
-            live.update(live_view(facts, state, client.server, seconds), refresh=True)
+            view = live_view(facts, state, client.server, seconds, console.width)
+            live.update(view, refresh=True)
             await anyio.sleep(VIEW_EVERY_S)
 
 

@@ -13,20 +13,23 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-BAR_CELLS = 48
-TEXT_TAIL = 220
-"""Characters of a chat's answer that are shown."""
+BAR_CELLS = 32
+CHAT_LINES = 5
+"""Lines of a chat's answer that are shown."""
 
 State = Mapping[str, Any]
 
 
-def live_view(facts: DemoFacts, state: State, server: protocol.Welcome, seconds: float) -> RenderableType:
-    """The whole screen."""
+def live_view(
+    facts: DemoFacts, state: State, server: protocol.Welcome, seconds: float, width: int
+) -> RenderableType:
+    """The whole screen, `width` columns wide; it fits into 24 lines."""
     policy = _part(state, "server").get("policy", server.policy)
     title = f"muxk: {server.model} on {server.device}, policy {policy}"
     clock = f"{min(facts.elapsed_s, seconds):.0f} of {seconds:.0f} s"
     head = Panel(Group(*_lanes(state), _times(facts, state)), title=title, subtitle=clock)
-    panels = [_chat(number, chat) for number, chat in enumerate(facts.chats, 1)]
+    tail = CHAT_LINES * int((width // 2 - 4) * 0.85)  # lines break at words, so not all are full
+    panels = [_chat(number, chat, tail) for number, chat in enumerate(facts.chats, 1)]
     chats = Table.grid(expand=True)
     chats.add_column(ratio=1)
     chats.add_column(ratio=1)
@@ -86,7 +89,7 @@ def _times(facts: DemoFacts, state: State) -> Table:
     grid.add_row("first token, chats", _ms("P50", short.p50), _ms("max", short.max), f"{short.count} seen")
     grid.add_row("first token, longs", _ms("P50", long.p50), _ms("max", long.max), _reading(facts))
     used, total = pool.get("pages_used", 0), pool.get("pages_total", 0)
-    pages = f"KV pages {used} of {total}, {pool.get('pages_cached', 0)} cached"
+    pages = f"KV pages {used} of {total}"
     grid.add_row(f"{facts.tokens_per_s():.0f} tokens/s", f"{queue.get('waiting', 0)} waiting", pages)
     return grid
 
@@ -104,9 +107,9 @@ def _ms(name: str, value: float) -> str:
     return f"{name} {value:.0f} ms" if value < 10_000 else f"{name} {value / 1000:.1f} s"
 
 
-def _chat(number: int, chat: ChatLine) -> Panel:
-    tail = " ".join(chat.text[-TEXT_TAIL:].split())
-    return Panel(Text(tail), title=f"chat {number}", subtitle=Text(chat.question), height=7)
+def _chat(number: int, chat: ChatLine, tail: int) -> Panel:
+    text = " ".join(chat.text[-tail:].split())
+    return Panel(Text(text), title=f"chat {number}", subtitle=Text(chat.question), height=CHAT_LINES + 2)
 
 
 def plain_line(facts: DemoFacts, state: State) -> str:
