@@ -36,7 +36,7 @@ class CpuOperators:
         if dtype == "fp16" and not available:
             raise ModelError("packed fp16 products do not work on this machine; use dtype float32")
         self.dtype = "fp16" if available else "float32"
-        self._padding = row_padding() if available else ()
+        self._padding = _probed_padding() if available else ()
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if self.dtype == "fp16":
@@ -126,6 +126,16 @@ def row_padding() -> tuple[int, ...]:
     alike = [torch.equal(product(x[:rows].contiguous()), whole[:rows]) for rows in range(1, TILED_ROWS + 1)]
     added = [alike.index(True, rows - 1) + 1 - rows for rows in range(1, TILED_ROWS + 1)]
     return (added[-1], *added[:-1])
+
+
+def _probed_padding() -> tuple[int, ...]:
+    """`row_padding` on one thread: products this small only wait for a second one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return row_padding()
+    finally:
+        torch.set_num_threads(threads)
 
 
 class TableEmbedding:
