@@ -75,12 +75,19 @@ class Admission(Actor):
     Accepts = AdmissionInbox
 
     def __init__(
-        self, refs: Refs, book: PolicyBook, policy_sha: str, max_context_tokens: int, layers: int
+        self,
+        refs: Refs,
+        book: PolicyBook,
+        policy_sha: str,
+        max_context_tokens: int,
+        layers: int,
+        max_queue: int | None = None,
     ) -> None:
         self._refs = refs
         self._book = book
         self._max_context_tokens = max_context_tokens
         self._layers = layers
+        self._max_queue = max_queue
         self.state = AdmissionState(policy=book[policy_sha])
 
     def on_admit_request(self, message: AdmitRequest) -> None:
@@ -95,8 +102,8 @@ class Admission(Actor):
             code = "never_fits" if answer.action == "refuse" else "overloaded"
             self._refuse(request, code, answer.reason)
             return
-        if len(self.state.waiting) >= self.state.policy.limits.queue_bound:
-            bound = self.state.policy.limits.queue_bound
+        bound = self._queue_bound()
+        if len(self.state.waiting) >= bound:
             self._refuse(request, "overloaded", f"{bound} requests wait already, the bound of the queue")
             return
         self.state.accepted += 1
@@ -134,10 +141,14 @@ class Admission(Actor):
             now_ns=self.now_ns(),
             request=request_view(request),
             queue=self._queue_view(),
-            queue_bound=self.state.policy.limits.queue_bound,
+            queue_bound=self._queue_bound(),
             kv=self.state.kv,
             estimates=self.state.estimates,
         )
+
+    def _queue_bound(self) -> int:
+        bound = self.state.policy.limits.queue_bound
+        return bound if self._max_queue is None else min(bound, self._max_queue)
 
     # --- the queue ---
 
@@ -265,7 +276,7 @@ class Admission(Actor):
         return {
             "waiting": len(state.waiting),
             "waiting_tokens": state.waiting_tokens,
-            "queue_bound": state.policy.limits.queue_bound,
+            "queue_bound": self._queue_bound(),
             "short_of_pages": state.short_of_pages,
             "accepted": state.accepted,
             "refused": state.refused,

@@ -109,6 +109,7 @@ class Gateway(Actor):
             case wire.SwapPolicy():
                 self._swap(message.peer, command)
             case wire.Drain():
+                self._tell(message.peer, wire.Draining())
                 self.draining()
             case wire.Hello():
                 self._hello(message.peer, command)
@@ -157,6 +158,8 @@ class Gateway(Actor):
         except Invalid as error:
             self._tell(peer, wire.Failed(submit.request_id[:256], "invalid", str(error)))
             return
+        if submit.request_id in state.owed.get(peer, ()):
+            state.owed[peer].remove(submit.request_id)
         request_id = state.add(peer, submit.request_id, self.now_ns())
         turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
         encode = EncodeRequest(
@@ -255,19 +258,38 @@ class Gateway(Actor):
     # --- peers ---
 
     def on_peer_gone(self, message: PeerGone) -> None:
+        self.state.owed.pop(message.peer, None)
+        self.state.owed_told.pop(message.peer, None)
         for request_id in list(self.state.names.get(message.peer, {}).values()):
             self._abort(request_id)
 
     def on_peer_slow(self, message: PeerSlow) -> None:
         """Frames to it were lost, so that its streams can not be whole any more."""
+        self.state.owed_told.pop(message.peer, None)
+        names = dict(self.state.names.get(message.peer, {}))
+        if not names:
+            return
         self.state.slow_peers += 1
-        for request_id in list(self.state.names.get(message.peer, {}).values()):
+        self.state.owed.setdefault(message.peer, []).extend(names)
+        for request_id in names.values():
             self._abort(request_id)
 
     def on_keep_alive(self, message: KeepAlive) -> None:
         for peer in list(self.state.names):
             self._tell(peer)
+        self._tell_owed()
         self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
+
+    def _tell_owed(self) -> None:
+        """Tell peers that did not read how their requests ended, until no telling is answered by PeerSlow."""
+        state = self.state
+        reason = "the client did not read its events in time, so that some were lost"
+        for peer in list(state.owed_told):
+            state.owed.pop(peer, None)
+        state.owed_told.clear()
+        for peer, names in state.owed.items():
+            state.owed_told[peer] = None
+            self._tell(peer, *(wire.Failed(name, "slow_reader", reason) for name in names))
 
     def _tell(self, peer: bytes, *events: Any) -> None:
         self.send(self._refs.ingress, SendFrame(peer, self._encoder.encode(wire.Frame(events))))

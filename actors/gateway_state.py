@@ -66,6 +66,10 @@ class GatewayState:
     live: dict[int, Live] = field(default_factory=dict)
     names: dict[bytes, dict[str, int]] = field(default_factory=dict)
     """Client's name -> internal id, of requests without a terminal event, by peer."""
+    owed: dict[bytes, list[str]] = field(default_factory=dict)
+    """Requests that ended because their peer does not read, by peer: it is told when it reads again."""
+    owed_told: dict[bytes, None] = field(default_factory=dict)
+    """Peers that were told since the ingress last said that they are slow."""
     swaps: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     collections: dict[int, StateCollection] = field(default_factory=dict)
     latency: LatencyWindow = field(default_factory=LatencyWindow)

@@ -32,7 +32,7 @@ from muxk.actors.rundir import (
 from muxk.actors.tokenizer import TokenizerActor
 from muxk.kernel.actor import ActorSpec
 from muxk.kernel.arbiter import Arbiter
-from muxk.kernel.ingress import Ingress
+from muxk.kernel.ingress import CanNotListen, Ingress
 from muxk.kernel.policy import Policy, PolicyBook
 from muxk.kernel.realtime import RealtimeRuntime
 from muxk.kernel.trace import Trace
@@ -41,6 +41,8 @@ from muxk.policies.problems import PolicyError
 from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done from 0 to 1)."""
@@ -60,6 +62,7 @@ class ServeOptions:
     endpoint: str | None = None
     kv_tokens: int | None = None
     max_queue: int | None = None
+    """Requests that may wait for prefill, if fewer than the policy's limit."""
     run_directory: Path | None = None
     seed: int = 0
     """What the seeds of requests that bring none are drawn from; `muxk run` takes it from the system."""
@@ -72,11 +75,11 @@ def build_specs(
     seed: int,
     on_ready: Callable[[], None] = lambda: None,
     calibrate: bool = True,
-    book: PolicyBook | None = None,
+    max_queue: int | None = None,
 ) -> list[ActorSpec]:
     """The actors of one server over one device, in the order in which they start."""
     refs = Refs()
-    book = book if book is not None else PolicyBook()
+    book = PolicyBook()
     sha = book.add(policy)
     device = backend.device
     options = GatewayOptions(
@@ -110,7 +113,7 @@ def build_specs(
         ActorSpec("tokenizer", partial(TokenizerActor, refs, backend.tokenizer), TokenizerActor),
         ActorSpec(
             "admission",
-            partial(Admission, refs, book, sha, backend.max_context_tokens, device.layers),
+            partial(Admission, refs, book, sha, backend.max_context_tokens, device.layers, max_queue),
             Admission,
         ),
         ActorSpec("kv_pool", partial(KvPool, refs, device.pages), KvPool),
@@ -131,6 +134,8 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
         StartupError: with a message for the user.
     """
     policy = _load_policy(options)
+    if options.endpoint is not None:
+        check_endpoint(options.endpoint)
     directory = options.run_directory or run_directory()
     try:
         claim = claim_run_directory(directory, exclusive=options.endpoint is None)
@@ -143,6 +148,21 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
             return anyio.run(_serve, options, backend, policy, endpoint, directory, progress, ready)
         finally:
             backend.device.close()
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse to listen beyond this machine: nothing on this socket is authenticated or encrypted yet."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme == "ipc" and address:
+        return
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not host or not (port.isdecimal() or port == "*"):
+        raise StartupError(f"endpoint {endpoint!r}: use ipc://PATH or tcp://127.0.0.1:PORT")
+    if host not in LOOPBACK_HOSTS:
+        raise StartupError(
+            f"endpoint {endpoint!r} is open to other machines, and this socket has no encryption yet; "
+            "use tcp://127.0.0.1:PORT and a tunnel"
+        )
 
 
 def _load_policy(options: ServeOptions) -> Policy:
@@ -162,18 +182,25 @@ async def _serve(
     ready: Callable[[str], None],
 ) -> str:
     ingress = Ingress(endpoint)
-    specs = build_specs(backend, policy, seed=options.seed, on_ready=lambda: ready(ingress.endpoint))
+    specs = build_specs(
+        backend,
+        policy,
+        seed=options.seed,
+        on_ready=lambda: ready(ingress.endpoint),
+        max_queue=options.max_queue,
+    )
     runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
     backend.device.start(runtime.port("arbiter"))
     progress("measuring decode steps and prefill layers", 0.0)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch_signals, runtime)
-            reason = await runtime.run()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, runtime)
+        try:
+            return await runtime.run()
+        except CanNotListen as error:
+            refusal = StartupError(str(error))
+        finally:
             tasks.cancel_scope.cancel()
-    except OSError as error:
-        raise StartupError(f"can not listen on {endpoint}: {error}") from error
-    return reason
+    raise refusal
 
 
 async def _watch_signals(runtime: RealtimeRuntime) -> None:

@@ -12,11 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
@@ -44,7 +43,6 @@ BATCH = 64
 STEPS = 400
 """Steps with a full batch that are counted."""
 ROUNDS = 5
-SAMPLING: Mapping[str, Any] = {"max_tokens": 1500, "temperature": 0.0, "ignore_eos": True}
 
 
 class InstantDevice(SimDevice):
@@ -168,7 +166,7 @@ async def _stop_when_measured(runtime: RealtimeRuntime, device: InstantDevice) -
 
 def run_client(endpoint: str) -> None:
     """Be one client a row, and read what comes, until killed."""
-    context = zmq.Context.instance()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     poller = zmq.Poller()
     encode = msgspec.msgpack.Encoder().encode
     for row in range(BATCH):
@@ -176,7 +174,8 @@ def run_client(endpoint: str) -> None:
         socket.connect(endpoint)
         poller.register(socket, zmq.POLLIN)
         prompt = [97 + row % 26] * 8
-        socket.send(encode(wire.Submit(f"r{row}", prompt_token_ids=prompt, **SAMPLING)))
+        submit = wire.Submit(f"r{row}", prompt_token_ids=prompt, max_tokens=1500, ignore_eos=True)
+        socket.send(encode(submit))
     while True:
         for socket, _ in poller.poll():
             socket.recv()

@@ -32,6 +32,10 @@ HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 6_000
 
 
+class CanNotListen(Exception):
+    """The endpoint can not be bound; the text names it and says why."""
+
+
 class Ingress:
     """One ROUTER socket. Opened and closed by the runtime, used from the loop thread only."""
 
@@ -60,16 +64,16 @@ class Ingress:
         return self._endpoint
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], tell: Callable[[Message], None]) -> None:
-        """Bind; `tell` queues a message for the gateway. Raises zmq.ZMQError when it can not bind."""
+        """Bind; `tell` queues a message for the gateway. Raises CanNotListen."""
         socket = context.socket(zmq.ROUTER)
         try:
             self._configure(socket)
             socket.bind(
                 self._endpoint.replace(":0", ":*") if self._endpoint.endswith(":0") else self._endpoint
             )
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise
+            raise CanNotListen(f"can not listen on {self._endpoint}: {error.strerror}") from error
         self._endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._socket, self._tell, self.pending = socket, tell, True
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from muxk.actors import protocol as wire
-from virtual_server import MS, S, VirtualServer, expected_tokens
+from muxk.kernel.messages import PeerSlow
+from virtual_server import GATEWAY, MS, S, VirtualServer, expected_tokens
 
 GOOD: dict[str, Any] = {
     "prompt_token_ids": [65] * 20,
@@ -171,3 +172,15 @@ def test_an_abort_of_a_request_that_is_not_live_is_ignored() -> None:
     server.run_until(4 * S)
     assert [type(event) for event in server.outcome("good").terminal] == [wire.Finished]
     assert server.outcome("good").terminal[0].finish_reason == "length"
+
+
+def test_a_client_that_does_not_read_is_told_how_its_requests_ended_and_disturbs_nobody() -> None:
+    server = VirtualServer(calibrate=False)
+    server.submit(1 * S, "unread", b"sleeper", **(GOOD | {"max_tokens": 500}))
+    server.submit(1 * S, "read", b"reader", **GOOD)
+    server.runtime.inject(GATEWAY, PeerSlow(b"sleeper"), 1 * S + 60 * MS)
+    server.run_until(6 * S)
+    [failed] = server.outcome("unread", b"sleeper").terminal
+    assert failed.code == "slow_reader"
+    assert server.outcome("read", b"reader").tokens == expected_tokens([65] * 20, 30)
+    server.check_whole()
