@@ -74,62 +74,59 @@ def sample(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> 
 
 def draw(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> NDArray[np.int32]:
     """Draw one token a row by inverting the cumulative distribution in the order of token ids."""
-    weights = kept_weights(logits, sampling)
-    cumulative = np.cumsum(weights, axis=1)
-    points = uniforms(sampling.seed, positions, sampling.choice) * cumulative[:, -1]
-    found = np.sum(cumulative <= points[:, None], axis=1)
-    # A point that rounding puts on the total belongs to the last token with any weight.
-    last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
-    tokens: NDArray[np.int32] = np.minimum(found, last).astype(np.int32)
-    return tokens
+    weights = torch.from_numpy(kept_weights(logits, sampling))
+    cumulative = torch.cumsum(weights, dim=1, dtype=torch.float64).numpy()
+    totals = cumulative[:, -1]
+    points = uniforms(sampling.seed, positions, sampling.choice) * totals
+    # Rounding may put a point on the total, where no token lies.
+    points = np.minimum(points, np.nextafter(totals, 0.0))
+    found = [np.searchsorted(row, point, side="right") for row, point in zip(cumulative, points, strict=True)]
+    return np.array(found, dtype=np.int32)
 
 
-def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
-    """Unnormalised probabilities float64[rows, vocabulary], 0 for what top-k and top-p remove.
+def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float32]:
+    """Unnormalised probabilities float32[rows, vocabulary], 0 for what top-k and top-p remove.
 
     Top-k keeps every logit that ties with the k-th. Top-p keeps the smallest set of largest logits whose
     probability reaches it, and every logit that ties with the smallest of them.
     """
-    scaled = logits.double() / torch.from_numpy(sampling.temperature.astype(np.float64))[:, None]
-    largest = scaled.amax(dim=1, keepdim=True)
-    weights = torch.exp(scaled - largest)
-    weights.masked_fill_(scaled < _top_k_threshold(scaled, sampling.top_k), 0.0)
-    weights.masked_fill_(weights < _top_p_threshold(weights, sampling.top_p), 0.0)
-    kept: NDArray[np.float64] = weights.numpy()
-    return kept
+    scaled: NDArray[np.float32] = (logits / torch.from_numpy(sampling.temperature.copy())[:, None]).numpy()
+    scaled -= scaled.max(axis=1, keepdims=True)
+    weights: NDArray[np.float32] = torch.exp(torch.from_numpy(scaled)).numpy()
+    if (sampling.top_k > 0).any():
+        weights *= scaled >= _top_k_threshold(scaled, sampling.top_k)
+    limited = np.flatnonzero(sampling.top_p < 1.0)
+    if len(limited):
+        threshold = _top_p_threshold(weights[limited], sampling.top_p[limited])
+        weights[limited] *= weights[limited] >= threshold
+    return weights
 
 
-def _top_k_threshold(scaled: Tensor, top_k: NDArray[np.int32]) -> Tensor:
-    """The k-th largest logit of each row, or -inf where top-k is off: float64[rows, 1]."""
-    vocabulary = scaled.shape[1]
-    counts = np.clip(top_k, 0, vocabulary)
-    if not counts.any():
-        return torch.full((scaled.shape[0], 1), -torch.inf, dtype=scaled.dtype)
-    largest = torch.topk(scaled, int(counts.max()), dim=1).values
-    places = torch.from_numpy(np.maximum(counts - 1, 0).astype(np.int64))[:, None]
-    off = torch.from_numpy(counts == 0)[:, None]
-    return largest.gather(1, places).masked_fill(off, -torch.inf)
+def _top_k_threshold(scaled: NDArray[np.float32], top_k: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The k-th largest logit of each row, or -inf where top-k is off: float32[rows, 1]."""
+    counts = np.clip(top_k, 0, scaled.shape[1]).astype(np.int64)
+    largest = _largest(scaled, int(counts.max()))
+    threshold = np.take_along_axis(largest, np.maximum(counts - 1, 0)[:, None], axis=1)
+    return np.where(counts[:, None] == 0, np.float32(-np.inf), threshold)
 
 
-def _top_p_threshold(weights: Tensor, top_p: NDArray[np.float32]) -> Tensor:
-    """The smallest weight that top-p keeps in each row, or 0 where it is off: float64[rows, 1]."""
-    threshold = torch.zeros(weights.shape[0], 1, dtype=weights.dtype)
-    rows = torch.from_numpy(np.flatnonzero(top_p < 1.0))
-    if len(rows) == 0:
-        return threshold
-    wanted = torch.from_numpy(top_p.astype(np.float64))[rows, None] * weights[rows].sum(dim=1, keepdim=True)
-    threshold[rows] = _smallest_kept(weights[rows], wanted)
-    return threshold
+def _top_p_threshold(weights: NDArray[np.float32], top_p: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The weight at which the sum of the largest reaches top-p of all: float32[rows, 1].
 
-
-def _smallest_kept(weights: Tensor, wanted: Tensor) -> Tensor:
-    """The weight at which the sum of the largest reaches `wanted`; looks at ever more candidates."""
-    vocabulary = weights.shape[1]
-    candidates = min(FIRST_CANDIDATES, vocabulary)
+    Looks at ever more candidates, until every row has enough.
+    """
+    wanted = top_p.astype(np.float64)[:, None] * weights.sum(axis=1, dtype=np.float64, keepdims=True)
+    candidates = FIRST_CANDIDATES
     while True:
-        largest = torch.topk(weights, candidates, dim=1).values
-        before = largest.cumsum(dim=1) - largest
-        kept = (before < wanted).sum(dim=1, keepdim=True).clamp_(min=1)
-        if candidates == vocabulary or bool((kept < candidates).all()):
-            return largest.gather(1, kept - 1)
-        candidates = min(candidates * 8, vocabulary)
+        largest = _largest(weights, candidates)
+        before = np.cumsum(largest, axis=1, dtype=np.float64) - largest
+        kept = np.maximum((before < wanted).sum(axis=1, keepdims=True), 1)
+        if candidates >= weights.shape[1] or (kept < candidates).all():
+            return np.take_along_axis(largest, kept - 1, axis=1)
+        candidates *= 8
+
+
+def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """The `count` largest of each row, or all, in descending order. numpy partitions faster than torch."""
+    kept = max(values.shape[1] - count, 0)
+    return -np.sort(-np.partition(values, kept, axis=1)[:, kept:], axis=1)
