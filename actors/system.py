@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -137,17 +138,15 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
     if options.endpoint is not None:
         check_endpoint(options.endpoint)
     directory = options.run_directory or run_directory()
-    try:
-        claim = claim_run_directory(directory, exclusive=options.endpoint is None)
-    except (RunDirectoryError, OSError) as error:
-        raise StartupError(str(error)) from error
-    with claim:
-        backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
-        endpoint = options.endpoint or default_endpoint(directory)
+    with ExitStack() as stack:
         try:
-            return anyio.run(_serve, options, backend, policy, endpoint, directory, progress, ready)
-        finally:
-            backend.device.close()
+            stack.enter_context(claim_run_directory(directory, exclusive=options.endpoint is None))
+        except (RunDirectoryError, OSError) as error:
+            raise StartupError(str(error)) from error
+        backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
+        stack.callback(backend.device.close)
+        endpoint = options.endpoint or default_endpoint(directory)
+        return anyio.run(_serve, options, backend, policy, endpoint, directory, progress, ready)
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -116,8 +116,9 @@ def _leave(display: Display, shown: list[str], text: str, code: int) -> None:
 def _greet(options: ServeOptions, endpoint: str) -> None:
     """What a newcomer does next."""
     where = "" if options.endpoint is None else f" --endpoint {endpoint}"
+    model = "a simulated model" if options.device.startswith("sim") else options.model
     typer.echo(
-        f"serving {options.model} under {options.policy} on {endpoint}\n"
+        f"serving {model} under {options.policy} on {endpoint}\n"
         f'  muxk submit{where} "Once upon a time"\n'
         f"  muxk chat{where}\n"
         f"  muxk state{where}\n"
