@@ -95,9 +95,9 @@ def client(reference: Reference) -> Iterator[Client]:
 @contextmanager
 def serving(policy: str, kv_tokens: int) -> Iterator[Client]:
     """A client of a server of its own."""
-    with ServerProcess(policy, dtype="float32", kv_tokens=kv_tokens) as server:
-        with Client(server.wait_ready()) as client:
-            yield client
+    server = ServerProcess(policy, dtype="float32", kv_tokens=kv_tokens)
+    with server, Client(server.wait_ready()) as client:
+        yield client
 
 
 def submit_all(client: Client, prompts: list[list[int]], output: int = OUTPUT) -> list[Stream]:
