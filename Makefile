@@ -49,6 +49,7 @@ check:
 
 bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench
+	$(BIN)/python -m muxk.client.modelbench
 	$(BIN)/muxk bench
 
 install: $(VENV)/.stamp-dev
