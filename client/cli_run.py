@@ -125,6 +125,16 @@ def _greet(options: ServeOptions, endpoint: str) -> None:
         f"  muxk policy swap{where} inflight\n"
         "Ctrl-C finishes the requests that run, and stops; twice stops at once."
     )
+    if _single_unit(options.device):
+        typer.echo("one unit only: prefill and decode take turns on it, a few layers and a step at a time")
+
+
+def _single_unit(device: str) -> bool:
+    """The device can not be split between the phases."""
+    from muxk.kernel.devices.cpu import available_cores
+
+    kind, _, count = device.partition(":")
+    return count == "1" or (kind != "sim" and not count and len(available_cores()) == 1)
 
 
 def _stop_when_stdin_closes() -> None:

@@ -36,7 +36,8 @@ def plan(requests: int, seed: int) -> list[tuple[int, Planned]]:
     planned = []
     shared = [97 + i % 26 for i in range(64)]
     for index in range(requests):
-        at_ns += draw.randrange(1, 14) * MS
+        # Bursts, and pauses in which the queue empties: about what the small pool can serve.
+        at_ns += draw.choice([draw.randrange(1, 6), draw.randrange(1, 300)]) * MS
         prompt = shared[: draw.choice([0, 0, 16, 33, 64])] + [
             97 + draw.randrange(26) for _ in range(draw.randrange(1, 120))
         ]
@@ -49,7 +50,7 @@ def plan(requests: int, seed: int) -> list[tuple[int, Planned]]:
 
 
 def run_storm(
-    requests: int, seed: int, policy: str = "muxwise", jitter: bool = False, kv_tokens: int = 1280
+    requests: int, seed: int, policy: str = "muxwise", jitter: bool = False, kv_tokens: int = 960
 ) -> tuple[VirtualServer, list[tuple[int, Planned]]]:
     """Run it to the end and a little longer."""
     server = VirtualServer(policy, kv_tokens=kv_tokens, seed=seed, jitter=jitter)
@@ -66,7 +67,7 @@ def run_storm(
             seed=request.seed,
             ignore_eos=True,
         )
-        until_end_ns = draw.randrange(0, 2000) * MS
+        until_end_ns = draw.randrange(0, 700) * MS
         if request.ends == "abort":
             server.abort(at_ns + until_end_ns, request.name, request.peer)
         elif request.ends == "leave":

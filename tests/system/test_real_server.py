@@ -141,6 +141,17 @@ def test_an_interrupted_server_without_requests_ends_well_and_leaves_no_socket(t
     assert not (tmp_path / "muxk.sock").exists()
 
 
+def test_a_device_of_one_unit_says_that_the_phases_take_turns(tmp_path: Path) -> None:
+    with start(tmp_path, "--device", "sim:1") as server, Client(wait_serving(server)) as client:
+        stream = client.submit(token_ids=[65] * 20, max_tokens=100, ignore_eos=True)
+        long = client.submit(token_ids=[66] * 3000, max_tokens=1, ignore_eos=True)
+        assert len(stream.result(timeout_s=30).token_ids) == 100
+        assert long.result(timeout_s=30).completion_tokens == 1
+        server.send_signal(signal.SIGINT)
+        output, _ = server.communicate(timeout=10)
+    assert "one unit only: prefill and decode take turns" in output
+
+
 def test_a_second_server_is_refused_and_a_killed_one_does_not_stand_in_the_way(tmp_path: Path) -> None:
     with start(tmp_path) as first:
         wait_serving(first)

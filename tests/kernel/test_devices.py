@@ -1,0 +1,203 @@
+"""What every device owes the arbiter; the folder listing is the list of devices."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import muxk.kernel.devices
+import pytest
+from muxk.kernel.actor import Message
+from muxk.kernel.device import Device, ItemDone, ItemFailed
+from muxk.kernel.devices.cpu import CpuDevice
+from muxk.kernel.devices.sim import SimCosts, SimDevice
+from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, SamplingColumns, Split
+
+LAYERS = 4
+
+
+class SlowRunner:
+    """A model that takes 5 ms an item and remembers what ran when."""
+
+    layers = LAYERS
+    pages = 64
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[object, int, int]] = []
+        self.discarded: list[int] = []
+        self.affinity: dict[str, set[int]] = {}
+        self._lock = threading.Lock()
+
+    def _run(self, key: object) -> bytes:
+        started = time.monotonic_ns()
+        threading.Event().wait(0.005)
+        with self._lock:
+            self.spans.append((key, started, time.monotonic_ns()))
+        return b"\1\0\0\0"
+
+    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
+        if work.batch_id == 666:
+            raise ValueError("a broken batch")
+        return self._run((work.batch_id, first_layer)) if last_layer == LAYERS else self._run(0) and b""
+
+    def decode(self, work: DecodeWork) -> bytes:
+        return self._run("decode")
+
+    def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
+        self._run("probe")
+
+    def discard(self, batch_id: int) -> None:
+        self.discarded.append(batch_id)
+
+
+class Port:
+    """Delivers at once what a device posts; virtual time moves when the simulated device asks for it."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._later_ns = 0
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def post(self, message: Message) -> None:
+        self.messages.put(message)
+
+    def post_after(self, delay_ns: int, message: Message) -> None:
+        self.messages.put(message)
+
+
+FACTORIES: dict[str, Callable[[], Device]] = {
+    "cpu": lambda: CpuDevice(SlowRunner(), cores=[0, 0]),
+    "sim": lambda: SimDevice(units=2, layers=LAYERS, pages=64),
+}
+GREEDY = SamplingColumns(b"\0\0\0\0", b"\0\0\x80\x3f", b"\0\0\0\0", bytes(8), b"\0\0\0\0", True)
+
+
+def prefill_item(item_id: int, first: int, last: int, batch_id: int = 1) -> Item:
+    tokens = b"\1\0\0\0" * 20
+    work = PrefillWork(batch_id, (batch_id,), tokens, (20,), (0,), b"\1\0\0\0\2\0\0\0", 2, GREEDY)
+    return Item(item_id, work, first, last, last == LAYERS)
+
+
+def decode_item(item_id: int) -> Item:
+    work = DecodeWork(item_id, 1, (9,), b"\1\0\0\0", b"\0\0\0\0", b"\3\0\0\0", 1, 1, GREEDY)
+    return Item(item_id, work, 0, LAYERS, True)
+
+
+@pytest.fixture(params=sorted(FACTORIES))
+def opened(request: Any) -> Iterator[tuple[Device, Port]]:
+    device, port = FACTORIES[request.param](), Port()
+    device.start(port)
+    yield device, port
+    device.close()
+    device.close()  # idempotent
+
+
+def collect(port: Port, count: int) -> list[Message]:
+    return [port.messages.get(timeout=10) for _ in range(count)]
+
+
+def test_every_device_in_the_folder_is_held_to_this() -> None:
+    folder = Path(next(iter(muxk.kernel.devices.__path__)))
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(FACTORIES)
+
+
+def test_splits_are_disjoint_ascending_and_use_the_whole_device(opened: tuple[Device, Port]) -> None:
+    device, _ = opened
+    assert list(device.splits()) == sorted(device.splits())
+    assert device.splits() == (Split(1, 1),)
+    decode, prefill = device.lane(Phase.DECODE, 1), device.lane(Phase.PREFILL, 1)
+    assert not set(decode.units) & set(prefill.units)
+    whole = device.lane(Phase.DECODE, 2)
+    assert whole is device.lane(Phase.PREFILL, 2)
+    assert set(whole.units) == {0, 1}
+
+
+def test_a_lane_runs_its_items_one_after_the_other(opened: tuple[Device, Port]) -> None:
+    device, port = opened
+    lane = device.lane(Phase.PREFILL, 1)
+    for index in range(LAYERS):
+        device.launch(lane, prefill_item(index + 1, index, index + 1), ())
+    done = collect(port, LAYERS)
+    assert [message.item_id for message in done if isinstance(message, ItemDone)] == [1, 2, 3, 4]
+    spans = [(message.started_ns, message.ended_ns) for message in done if isinstance(message, ItemDone)]
+    assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(spans))
+    assert [len(message.tokens) for message in done if isinstance(message, ItemDone)] == [0, 0, 0, 4]
+
+
+def test_two_lanes_run_at_the_same_time_unless_one_waits_for_the_other(opened: tuple[Device, Port]) -> None:
+    device, port = opened
+    decode, prefill = device.lane(Phase.DECODE, 1), device.lane(Phase.PREFILL, 1)
+    device.launch(prefill, prefill_item(1, 0, LAYERS), ())
+    device.launch(decode, decode_item(2), ())
+    device.launch(device.lane(Phase.DECODE, 2), decode_item(3), (1, 2))
+    done = {message.item_id: message for message in collect(port, 3) if isinstance(message, ItemDone)}
+    assert done[2].started_ns < done[1].ended_ns
+    assert done[3].started_ns >= max(done[1].ended_ns, done[2].ended_ns)
+
+
+def test_an_item_that_waits_for_one_that_ended_long_ago_runs(opened: tuple[Device, Port]) -> None:
+    device, port = opened
+    device.launch(device.lane(Phase.DECODE, 1), decode_item(1), ())
+    collect(port, 1)
+    device.launch(device.lane(Phase.DECODE, 2), decode_item(2), (1, 77))
+    [done] = collect(port, 1)
+    assert isinstance(done, ItemDone)
+
+
+def test_an_item_that_raises_on_the_cpu_is_reported_and_the_lane_goes_on() -> None:
+    runner, port = SlowRunner(), Port()
+    device = CpuDevice(runner, cores=[0, 0])
+    device.start(port)
+    lane = device.lane(Phase.PREFILL, 1)
+    device.launch(lane, prefill_item(1, 0, LAYERS, batch_id=666), ())
+    device.launch(device.lane(Phase.DECODE, 1), decode_item(2), (1,))
+    messages = {message.item_id: message for message in collect(port, 2)}  # type: ignore[attr-defined]
+    assert isinstance(messages[1], ItemFailed)
+    assert messages[1].reason == "ValueError: a broken batch"
+    assert isinstance(messages[2], ItemDone)
+    device.discard(666)
+    assert runner.discarded == [666]
+    device.close()
+
+
+def test_reset_waits_for_what_is_in_flight_on_the_cpu() -> None:
+    runner, port = SlowRunner(), Port()
+    device = CpuDevice(runner, cores=[0, 0])
+    device.start(port)
+    for index in range(3):
+        device.launch(device.lane(Phase.DECODE, 1), decode_item(index + 1), ())
+    device.reset()
+    assert len(runner.spans) == 3
+    device.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane ")]
+
+
+@pytest.mark.parametrize(
+    ("cores", "decode_units"), [(1, []), (2, [1]), (4, [1, 2, 3]), (8, [1, 2, 3, 4, 5, 6, 7])]
+)
+def test_a_cpu_is_split_at_every_core_while_there_are_few(cores: int, decode_units: list[int]) -> None:
+    device = CpuDevice(SlowRunner(), cores=list(range(cores)))
+    assert [split.decode_units for split in device.splits()] == decode_units
+
+
+def test_a_cpu_of_many_cores_has_a_bounded_number_of_teams() -> None:
+    splits = CpuDevice(SlowRunner(), cores=list(range(64))).splits()
+    assert len(splits) == 7
+    assert all(split.decode_units + split.prefill_units == 64 for split in splits)
+    assert len({split.decode_units for split in splits}) == 7
+
+
+def test_the_simulated_device_sees_a_page_given_away_while_it_is_read() -> None:
+    slow = SimCosts(prefill_layer_base_ns=10_000_000_000)
+    device = SimDevice(units=2, layers=LAYERS, pages=64, costs=slow)
+    device.start(Port())
+    device.launch(device.lane(Phase.PREFILL, 1), prefill_item(1, 0, 1, batch_id=1), ())
+    with pytest.raises(AssertionError, match="in flight for"):
+        device.launch(device.lane(Phase.PREFILL, 1), prefill_item(2, 0, 1, batch_id=2), ())
