@@ -80,4 +80,5 @@ $(VENV)/.stamp-venv:
 
 clean:
 	rm -rf $(VENV) build dist muxk.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f models/_native*.so
 	find $(PACKAGES) tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

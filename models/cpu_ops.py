@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from muxk.kernel.work import PAGE_SIZE
+from muxk.models.cpu_attention import TorchAttention
 from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
 from muxk.models.errors import ModelError
-from muxk.models.ops import Embedding, KvLayer, Linear, Slots
+from muxk.models.ops import Attention, Embedding, Heads, KvLayer, Linear
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -26,7 +27,9 @@ DTYPES = ("auto", "fp16", "float32")
 
 
 class CpuOperators:
-    """Operators in float32 over weights in float32 or packed fp16."""
+    """Operators in float32, torch's, over weights in float32 or packed fp16."""
+
+    name = "torch"
 
     def __init__(self, dtype: str = "auto") -> None:
         """`auto` is fp16 where the packed product works, float32 elsewhere. ModelError if fp16 cannot."""
@@ -46,31 +49,34 @@ class CpuOperators:
     def embedding(self, weight: Tensor) -> Embedding:
         return TableEmbedding(weight.half() if self.dtype == "fp16" else weight)
 
+    def padding(self, rows: int) -> int:
+        return self._padding[rows % TILED_ROWS] if self._padding else 0
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
 
-    def rope(self, heads: Tensor, table: Tensor) -> Tensor:
-        tokens, count, dim = heads.shape
-        pairs = torch.view_as_complex(heads.view(tokens, count, dim // 2, 2))
-        return torch.view_as_real(pairs * table).view(tokens, count, dim)
+    def add_rms_norm(self, x: Tensor, added: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return functional.rms_norm(x.add_(added), (x.shape[-1],), weight, epsilon)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def append_kv(self, kv: KvLayer, slots: Slots, keys: Tensor, values: Tensor) -> None:
-        kv.keys.permute(0, 3, 1, 2).index_put_((slots.pages, slots.offsets), keys)
-        kv.values.transpose(1, 2).index_put_((slots.pages, slots.offsets), values)
-
     def prefill_attention(
-        self, page_table: NDArray[np.int32], new_tokens: Sequence[int], reused_tokens: Sequence[int]
-    ) -> PrefillAttention:
-        return PrefillAttention(page_table, new_tokens, reused_tokens)
+        self,
+        page_table: NDArray[np.int32],
+        new_tokens: Sequence[int],
+        reused_tokens: Sequence[int],
+        heads: Heads,
+        rotation: Tensor,
+    ) -> Attention:
+        return TorchAttention(PrefillAttention(page_table, new_tokens, reused_tokens), heads, rotation)
 
     def decode_attention(
-        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: int, kv_heads: int, dim: int
-    ) -> DecodeAttention:
-        return DecodeAttention(page_table, positions, heads, kv_heads, dim)
+        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: Heads, rotation: Tensor
+    ) -> Attention:
+        paged = DecodeAttention(page_table, positions, heads.queries, heads.kv, heads.dim)
+        return TorchAttention(paged, heads, rotation)
 
     def kv_layer(self, pages: int, kv_heads: int, head_dim: int) -> KvLayer:
         return KvLayer(

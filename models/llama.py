@@ -14,9 +14,10 @@ from functools import partial
 import torch
 from muxk.models.config import ModelConfig
 from muxk.models.errors import ModelError, wrong_shape
-from muxk.models.ops import Attention, Embedding, KvLayer, Linear, Operators
+from muxk.models.ops import Attention, Embedding, HeadNorms, Heads, KvLayer, Linear, Operators
 from muxk.models.weights import Progress, Weights
 from torch import Tensor
+from torch.nn import functional
 
 MLP_BLOCK = 480
 """Tokens whose gate and up values exist at once; bounds the scratch of long prompts."""
@@ -31,8 +32,7 @@ class DecoderLayer:
 
     input_norm: Tensor
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norms: HeadNorms | None
     output: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -53,46 +53,38 @@ class LlamaDecoder:
     ) -> None:
         self.config = config
         self.operators = operators
-        self.embed = embedding
-        """int64[tokens] -> float32[tokens, hidden]."""
+        self.heads = Heads(config.heads, config.kv_heads, config.head_dim, config.rms_epsilon)
+        self._embedding = embedding
         self._layers = layers
         self._final_norm = final_norm
         self._head = head
         self._rope = rope_table(config)
 
-    def rope(self, positions: Tensor) -> Tensor:
-        """complex64[tokens, 1, head_dim / 2] for int64[tokens] positions, for `layer`."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """int64[tokens] -> float32[rows, hidden]: padded once, so that no product of the layers has to."""
+        added = self.operators.padding(tokens.shape[0])
+        return self._embedding(functional.pad(tokens, (0, added)) if added else tokens)
+
+    def rotation(self, positions: Tensor) -> Tensor:
+        """complex64[tokens, 1, head_dim / 2] for int64[tokens] positions, for attention."""
         return self._rope.index_select(0, positions)
 
-    def layer(self, index: int, hidden: Tensor, rope: Tensor, attention: Attention, kv: KvLayer) -> Tensor:
-        """Run one layer over float32[tokens, hidden], which it changes in place and returns."""
-        config, operators, layer = self.config, self.operators, self._layers[index]
-        normed = operators.rms_norm(hidden, layer.input_norm, config.rms_epsilon)
-        qkv = layer.qkv(normed).view(-1, config.heads + 2 * config.kv_heads, config.head_dim)
-        rotated = operators.rope(self._normed_heads(layer, qkv), rope)
-        queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
-        values = qkv[:, config.heads + config.kv_heads :]
-        operators.append_kv(kv, attention.slots, keys, values)
-        hidden.add_(layer.output(attention(queries, keys, values, kv)))
+    def layer(self, index: int, hidden: Tensor, attention: Attention, kv: KvLayer) -> Tensor:
+        """Run one layer over float32[rows, hidden], which it changes in place and returns."""
+        layer = self._layers[index]
+        normed = self.operators.rms_norm(hidden, layer.input_norm, self.config.rms_epsilon)
+        attended = layer.output(attention(layer.qkv(normed), layer.head_norms, kv))
         for start in range(0, hidden.shape[0], MLP_BLOCK):
-            self._mlp(layer, hidden[start : start + MLP_BLOCK])
+            block = slice(start, start + MLP_BLOCK)
+            self._mlp(layer, hidden[block], attended[block])
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits float32[tokens, vocabulary] of float32[tokens, hidden]."""
         return self._head(self.operators.rms_norm(hidden, self._final_norm, self.config.rms_epsilon))
 
-    def _normed_heads(self, layer: DecoderLayer, qkv: Tensor) -> Tensor:
-        """Queries and keys [tokens, heads + kv_heads, dim], normed for architectures that do."""
-        heads, kv_heads, epsilon = self.config.heads, self.config.kv_heads, self.config.rms_epsilon
-        if layer.query_norm is None or layer.key_norm is None:
-            return qkv[:, : heads + kv_heads]
-        queries = self.operators.rms_norm(qkv[:, :heads], layer.query_norm, epsilon)
-        keys = self.operators.rms_norm(qkv[:, heads : heads + kv_heads], layer.key_norm, epsilon)
-        return torch.cat([queries, keys], dim=1)
-
-    def _mlp(self, layer: DecoderLayer, hidden: Tensor) -> None:
-        normed = self.operators.rms_norm(hidden, layer.mlp_norm, self.config.rms_epsilon)
+    def _mlp(self, layer: DecoderLayer, hidden: Tensor, attended: Tensor) -> None:
+        normed = self.operators.add_rms_norm(hidden, attended, layer.mlp_norm, self.config.rms_epsilon)
         hidden.add_(layer.down(self.operators.silu_mul(layer.gate_up(normed))))
 
 
@@ -183,8 +175,7 @@ def _load_layer(reader: _Reader, config: ModelConfig, operators: Operators, inde
     return DecoderLayer(
         input_norm=reader.take(f"{place}.input_layernorm.weight", hidden),
         qkv=_load_qkv(reader, config, operators, f"{place}.self_attn"),
-        query_norm=_load_head_norm(reader, config, f"{place}.self_attn.q_norm.weight"),
-        key_norm=_load_head_norm(reader, config, f"{place}.self_attn.k_norm.weight"),
+        head_norms=_load_head_norms(reader, config, f"{place}.self_attn"),
         output=operators.linear(output, None),
         mlp_norm=reader.take(f"{place}.post_attention_layernorm.weight", hidden),
         gate_up=operators.linear(torch.cat([gate, up]), None),
@@ -205,10 +196,11 @@ def _load_qkv(reader: _Reader, config: ModelConfig, operators: Operators, place:
     )
 
 
-def _load_head_norm(reader: _Reader, config: ModelConfig, name: str) -> Tensor | None:
+def _load_head_norms(reader: _Reader, config: ModelConfig, place: str) -> HeadNorms | None:
     if not config.query_key_norm:
         return None
-    return interleave_heads(reader.take(name, config.head_dim), config.head_dim)
+    norms = [reader.take(f"{place}.{part}_norm.weight", config.head_dim) for part in "qk"]
+    return HeadNorms(*(interleave_heads(norm, config.head_dim) for norm in norms))
 
 
 def _interleaved_qk(qkv: list[Tensor], config: ModelConfig) -> list[Tensor]:

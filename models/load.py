@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from muxk.models.cpu_ops import CpuOperators
 from muxk.models.gguf_file import read_gguf
 from muxk.models.gguf_weights import GgufWeights
 from muxk.models.llama import load_decoder
 from muxk.models.memory import keep_freed_memory, release_freed_memory
+from muxk.models.native_library import load_native
+from muxk.models.native_ops import NativeOperators, supports
 from muxk.models.ops import kv_bytes_per_page
 from muxk.models.resolve import GgufSource, Source, resolve_model
 from muxk.models.runner import ModelRunner
@@ -19,11 +23,20 @@ def load_runner(
     """Load weights and make a KV pool of `pages` pages, page 0 included.
 
     `dtype` is `fp16`, `float32`, or `auto` for the faster that works here. ModelError tells what is wrong.
+    MUXK_NATIVE=0 in the environment keeps torch's operators where native ones are built.
     """
     keep_freed_memory()
-    decoder = load_decoder(open_weights(source), CpuOperators(dtype), progress)
+    weights = open_weights(source)
+    native = os.environ.get("MUXK_NATIVE") != "0"
+    decoder = load_decoder(weights, cpu_operators(dtype, weights.config.head_dim, native), progress)
     release_freed_memory()
     return ModelRunner(decoder, pages)
+
+
+def cpu_operators(dtype: str, head_dim: int, native: bool) -> CpuOperators:
+    """Native operators where wanted, built and able to work on such heads, else torch's."""
+    library = load_native() if native and supports(head_dim) else None
+    return CpuOperators(dtype) if library is None else NativeOperators(library, dtype)
 
 
 def open_weights(source: Source | str) -> Weights:

@@ -42,15 +42,39 @@ class Slots:
     """int64[tokens]: the place inside the page."""
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads of a model, as they lie in a qkv product: queries, keys, values."""
+
+    queries: int
+    kv: int
+    dim: int
+    epsilon: float
+    """Of the norms of queries and keys, for models that have them."""
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.queries // self.kv
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The RMS norms that qwen3 puts on each head before the rotation."""
+
+    queries: Tensor
+    """float32[dim], interleaved as the heads are."""
+    keys: Tensor
+
+
 class Attention(Protocol):
-    """The attention of one call: page tables and masks made once, used by every layer."""
+    """The attention of one call: page tables and rotations made once, used by every layer."""
 
-    slots: Slots
+    def __call__(self, qkv: Tensor, norms: HeadNorms | None, kv: KvLayer) -> Tensor:
+        """qkv [rows, (heads + 2 * kv_heads) * dim] -> [rows, heads * dim]; may overwrite qkv.
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, kv: KvLayer) -> Tensor:
-        """queries [tokens, heads, dim], keys and values [tokens, kv_heads, dim] -> [tokens, heads * dim].
-
-        The new keys and values are in `kv` already.
+        Norms and rotates queries and keys, writes keys and values into the pages of their tokens, attends.
+        Rows past the tokens of the call are padding and become zero.
         """
 
 
@@ -59,6 +83,8 @@ class Operators(Protocol):
 
     dtype: str
     """How weights are held: `fp16` or `float32`."""
+    name: str
+    """What computes all that is not a product: `native` or `torch`."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Pack a float32 weight [out, in] once; the result computes `x @ weight.T + bias`."""
@@ -66,25 +92,33 @@ class Operators(Protocol):
     def embedding(self, weight: Tensor) -> Embedding:
         """Keep a float32 table [vocabulary, hidden]; the result maps int64[tokens] to float32 rows."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, as a new tensor."""
+    def padding(self, rows: int) -> int:
+        """How many rows to add so that the result of a row does not depend on how many there are."""
 
-    def rope(self, heads: Tensor, table: Tensor) -> Tensor:
-        """Rotate interleaved pairs of [tokens, heads, dim] by complex64[tokens, 1, dim / 2]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """x / sqrt(mean(x^2) + epsilon) * weight for [rows, width], as a new tensor."""
+
+    def add_rms_norm(self, x: Tensor, added: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Add to x in place, then `rms_norm` of it as a new tensor."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[tokens, 2n] -> [tokens, n]: silu of the first half times the second."""
-
-    def append_kv(self, kv: KvLayer, slots: Slots, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [tokens, kv_heads, dim] into their pages."""
+        """[rows, 2n] -> [rows, n]: silu of the first half times the second."""
 
     def prefill_attention(
-        self, page_table: NDArray[np.int32], new_tokens: Sequence[int], reused_tokens: Sequence[int]
+        self,
+        page_table: NDArray[np.int32],
+        new_tokens: Sequence[int],
+        reused_tokens: Sequence[int],
+        heads: Heads,
+        rotation: Tensor,
     ) -> Attention:
-        """Causal attention of rows of new tokens, each after the reused tokens in its pages."""
+        """Causal attention of rows of new tokens, each after the reused tokens in its pages.
+
+        `rotation` complex64[tokens, 1, dim / 2]: of each new token's position.
+        """
 
     def decode_attention(
-        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: int, kv_heads: int, dim: int
+        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: Heads, rotation: Tensor
     ) -> Attention:
         """Attention of one token a row over `positions + 1` tokens; `positions` must ascend."""
 

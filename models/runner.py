@@ -26,8 +26,7 @@ class _Parked:
     """A prefill between two of its layers."""
 
     hidden: Tensor
-    """float32[tokens, hidden]: the input of layer `next_layer`."""
-    rope: Tensor
+    """float32[rows, hidden]: the input of layer `next_layer`, padding rows at its end."""
     attention: Attention
     next_layer: int
 
@@ -55,6 +54,11 @@ class ModelRunner:
     @property
     def pages(self) -> int:
         return self._pages
+
+    @property
+    def operators_name(self) -> str:
+        """What computes all that is not a product: `native` or `torch`."""
+        return self.decoder.operators.name
 
     @property
     def max_context_tokens(self) -> int:
@@ -118,17 +122,16 @@ class ModelRunner:
         self, tokens: NDArray[np.int32], positions: NDArray[np.int32], table: NDArray[np.int32]
     ) -> tuple[Tensor, NDArray[np.int64]]:
         """Logits float32[rows, vocabulary] of one step, rows in the returned order (shortest first)."""
-        config = self.decoder.config
+        decoder = self.decoder
         order = np.argsort(positions, kind="stable")
         positions = positions[order]
-        attention = self.decoder.operators.decode_attention(
-            table[order], positions, config.heads, config.kv_heads, config.head_dim
+        attention = decoder.operators.decode_attention(
+            table[order], positions, decoder.heads, decoder.rotation(_indices(positions))
         )
-        hidden = self.decoder.embed(_indices(tokens[order]))
-        rope = self.decoder.rope(_indices(positions))
+        hidden = decoder.embed(_indices(tokens[order]))
         for index, kv in enumerate(self.kv):
-            hidden = self.decoder.layer(index, hidden, rope, attention, kv)
-        return self.decoder.head(hidden), order
+            hidden = decoder.layer(index, hidden, attention, kv)
+        return decoder.head(hidden)[: len(order)], order
 
     @torch.inference_mode()
     def prefill_hidden(
@@ -141,7 +144,7 @@ class ModelRunner:
         """Run all layers over a batch of prompts: float32[tokens, hidden] before the head."""
         state = self._state(tokens, table, new_tokens, reused_tokens)
         self._run_layers(state, self._layers)
-        return state.hidden
+        return state.hidden[: len(tokens)]
 
     def _begin(self, work: PrefillWork) -> _Parked:
         table = _page_table(work.page_table, work.pages_per_row)
@@ -154,17 +157,17 @@ class ModelRunner:
         new_tokens: tuple[int, ...],
         reused_tokens: tuple[int, ...],
     ) -> _Parked:
-        return _Parked(
-            hidden=self.decoder.embed(_indices(tokens)),
-            rope=self.decoder.rope(_indices(row_positions(new_tokens, reused_tokens))),
-            attention=self.decoder.operators.prefill_attention(table, new_tokens, reused_tokens),
-            next_layer=0,
+        decoder = self.decoder
+        rotation = decoder.rotation(_indices(row_positions(new_tokens, reused_tokens)))
+        attention = decoder.operators.prefill_attention(
+            table, new_tokens, reused_tokens, decoder.heads, rotation
         )
+        return _Parked(hidden=decoder.embed(_indices(tokens)), attention=attention, next_layer=0)
 
     def _run_layers(self, state: _Parked, last_layer: int) -> None:
         for index in range(state.next_layer, last_layer):
             kv = self.kv[index]
-            state.hidden = self.decoder.layer(index, state.hidden, state.rope, state.attention, kv)
+            state.hidden = self.decoder.layer(index, state.hidden, state.attention, kv)
         state.next_layer = last_layer
 
     def _sample_prefill(self, work: PrefillWork, hidden: Tensor) -> NDArray[np.int32]:

@@ -176,9 +176,9 @@ def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
     return ModelConfig(**fields | changes)
 
 
-def tiny_runner(weights: Weights, pages: int = 64) -> ModelRunner:
-    """A float32 runner over given weights."""
-    return ModelRunner(load_decoder(weights, CpuOperators("float32")), pages)
+def tiny_runner(weights: Weights, pages: int = 64, operators: CpuOperators | None = None) -> ModelRunner:
+    """A runner over given weights, on torch's operators in float32 unless others are given."""
+    return ModelRunner(load_decoder(weights, operators or CpuOperators("float32")), pages)
 
 
 def reference_state(weights: Weights) -> dict[str, torch.Tensor]:

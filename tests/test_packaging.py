@@ -68,6 +68,6 @@ def test_every_folder_with_code_is_a_package_of_the_wheel() -> None:
 
 def test_every_data_file_matches_a_pattern_that_goes_into_the_wheel() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
-    patterns = ("*.py", "*.pyc", "*.md", *setuptools["package-data"]["*"])
+    patterns = ("*.py", "*.pyc", "*.md", "*.so", *setuptools["package-data"]["*"])
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     assert not [str(path) for path in files if not any(fnmatch(path.name, pattern) for pattern in patterns)]

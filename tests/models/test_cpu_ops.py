@@ -8,15 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from muxk.kernel.work import PAGE_SIZE
+from muxk.models.cpu_attention import rotate
 from muxk.models.cpu_decode import WASTED_PAGES, group_rows
 from muxk.models.cpu_ops import CpuOperators, packed_fp16_works
 from muxk.models.cpu_prefill import QUERY_BLOCK
 from muxk.models.errors import ModelError
 from muxk.models.llama import interleave_heads
-from muxk.models.ops import KvLayer
+from muxk.models.ops import Heads, KvLayer
 from torch import Tensor
 
 HEADS, KV_HEADS, DIM, PAGES = 6, 2, 8, 400
+SHAPE = Heads(HEADS, KV_HEADS, DIM, epsilon=1e-5)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -53,11 +55,22 @@ def attention_of_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values).flatten()
 
 
+def unrotated(tokens: int) -> Tensor:
+    return torch.ones(tokens, 1, DIM // 2, dtype=torch.complex64)
+
+
+def padded_qkv(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The product of a layer, with two rows of padding."""
+    product = torch.cat([queries, keys, values], dim=1).flatten(1)
+    return torch.cat([product, product.new_full((2, product.shape[1]), 7.0)])
+
+
 @pytest.mark.parametrize(
     "contexts", [[1], [16], [17], [1, 2, 15, 16, 17, 33], [3, 40, 1500], [100] * 5 + [900] * 3, [64] * 8]
 )
-def test_decode_attention_of_ragged_rows_equals_the_formula(contexts: list[int]) -> None:
-    operators = CpuOperators("float32")
+def test_decode_attention_of_ragged_rows_equals_the_formula(
+    float32_operators: CpuOperators, contexts: list[int]
+) -> None:
     rows = [
         (random(size, KV_HEADS, DIM, seed=size + index), random(size, KV_HEADS, DIM, seed=size - index))
         for index, size in enumerate(contexts)
@@ -65,11 +78,12 @@ def test_decode_attention_of_ragged_rows_equals_the_formula(contexts: list[int])
     kv, table = paged(rows, [size - 1 for size in contexts])
     queries = random(len(rows), HEADS, DIM)
     positions = np.array(contexts, dtype=np.int32) - 1
-    attention = operators.decode_attention(table, positions, HEADS, KV_HEADS, DIM)
+    attention = float32_operators.decode_attention(table, positions, SHAPE, unrotated(len(rows)))
     keys, values = (torch.stack([row[part][-1] for row in rows]) for part in (0, 1))
-    operators.append_kv(kv, attention.slots, keys, values)
+    found = attention(padded_qkv(queries, keys, values), None, kv)
     wanted = torch.stack([attention_of_one(q, k, v) for q, (k, v) in zip(queries, rows, strict=True)])
-    torch.testing.assert_close(attention(queries, keys, values, kv), wanted, rtol=1e-4, atol=1e-5)
+    assert not found[len(rows) :].any()
+    torch.testing.assert_close(found[: len(rows)], wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +96,9 @@ def test_decode_attention_of_ragged_rows_equals_the_formula(contexts: list[int])
         [(QUERY_BLOCK, 1)],
     ],
 )
-def test_prefill_attention_after_reused_tokens_equals_the_formula(counts: list[tuple[int, int]]) -> None:
-    operators = CpuOperators("float32")
+def test_prefill_attention_after_reused_tokens_equals_the_formula(
+    float32_operators: CpuOperators, counts: list[tuple[int, int]]
+) -> None:
     sizes = [new + reused for new, reused in counts]
     rows = [
         (random(size, KV_HEADS, DIM, seed=size), random(size, KV_HEADS, DIM, seed=size + 1)) for size in sizes
@@ -91,19 +106,22 @@ def test_prefill_attention_after_reused_tokens_equals_the_formula(counts: list[t
     kv, table = paged(rows, [reused for _, reused in counts])
     new_tokens, reused_tokens = zip(*counts, strict=True)
     queries = random(sum(new_tokens), HEADS, DIM)
-    attention = operators.prefill_attention(table, new_tokens, reused_tokens)
+    attention = float32_operators.prefill_attention(
+        table, new_tokens, reused_tokens, SHAPE, unrotated(len(queries))
+    )
     keys, values = (
         torch.cat([row[part][reused:] for row, reused in zip(rows, reused_tokens, strict=True)])
         for part in (0, 1)
     )
-    operators.append_kv(kv, attention.slots, keys, values)
+    found = attention(padded_qkv(queries, keys, values), None, kv)
     seen = [
         (row[0][: reused + index + 1], row[1][: reused + index + 1])
         for row, (new, reused) in zip(rows, counts, strict=True)
         for index in range(new)
     ]
     wanted = torch.stack([attention_of_one(q, k, v) for q, (k, v) in zip(queries, seen, strict=True)])
-    torch.testing.assert_close(attention(queries, keys, values, kv), wanted, rtol=1e-4, atol=1e-5)
+    assert not found[len(queries) :].any()
+    torch.testing.assert_close(found[: len(queries)], wanted, rtol=1e-4, atol=1e-5)
 
 
 @given(pages=st.lists(st.integers(1, 500), min_size=1, max_size=60))
@@ -127,7 +145,7 @@ def test_rotary_embedding_of_interleaved_heads_equals_the_rotation_of_halves() -
         return interleave_heads(values.reshape(5, -1).T, DIM).T.reshape(5, HEADS, DIM).contiguous()
 
     table = torch.polar(torch.ones_like(angles), angles)[:, None]
-    found = CpuOperators("float32").rope(interleaved(heads), table)
+    found = rotate(interleaved(heads), table)
     torch.testing.assert_close(found, interleaved(halves))
 
 

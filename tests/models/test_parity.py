@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from model_driver import Driver, RandomWeights, reference_state, tiny_config, tiny_runner
-from muxk.models.config import ModelConfig
+from model_driver import Driver, RandomWeights, tiny_config, tiny_runner
+from muxk.models.cpu_ops import CpuOperators
 from muxk.models.resolve import EMBEDDED_ALIAS
 from muxk.models.runner import ModelRunner, logits_for
 from muxk.models.tokenizer import load_tokenizer
 from muxk.models.weights import Weights
+from transformers_reference import reference_model, reference_output
 
 PROMPTS = (
     "Once upon a time there was a small fox who",
@@ -26,63 +26,23 @@ PROMPTS = (
 STEPS = 24
 
 
-def reference_model(weights: Weights) -> Any:
-    """transformers' model of the same architecture, with our loader's tensors."""
-    config = weights.config
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    name = names[config.architecture]
-    settings = getattr(transformers, f"{name}Config")(**_settings(config))
-    model = getattr(transformers, f"{name}ForCausalLM")(settings).eval()
-    missing, unexpected = model.load_state_dict(reference_state(weights), strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
-    return model
-
-
-def _settings(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_context_tokens,
-        "rms_norm_eps": config.rms_epsilon,
-        "tie_word_embeddings": config.tied_embeddings,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attn_implementation": "sdpa",
-        "dtype": torch.float32,
-        **({"sliding_window": None} if config.architecture == "mistral" else {}),
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
-def reference_output(model: Any, prompt: list[int], steps: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        found = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=steps, do_sample=False, pad_token_id=0
-        )
-    return list(found[0, len(prompt) :].tolist())
-
-
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_of_a_tiny_random_model_equal_those_of_transformers(architecture: str, tied: bool) -> None:
+def test_logits_of_a_tiny_random_model_equal_those_of_transformers(
+    float32_operators: CpuOperators, architecture: str, tied: bool
+) -> None:
     weights = RandomWeights(tiny_config(architecture, tied_embeddings=tied))
     tokens = np.random.default_rng(1).integers(0, 101, 70).tolist()
-    found = logits_for(tiny_runner(weights), tokens)
+    found = logits_for(tiny_runner(weights, operators=float32_operators), tokens)
     with torch.inference_mode():
         wanted = reference_model(weights)(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-def test_decode_steps_of_a_ragged_batch_equal_a_prefill_of_the_whole_text() -> None:
-    runner = tiny_runner(RandomWeights(tiny_config()), pages=200)
+def test_decode_steps_of_a_ragged_batch_equal_a_prefill_of_the_whole_text(
+    float32_operators: CpuOperators,
+) -> None:
+    runner = tiny_runner(RandomWeights(tiny_config()), pages=200, operators=float32_operators)
     generator = np.random.default_rng(2)
     prompts = [generator.integers(0, 101, size).tolist() for size in (3, 16, 17, 250, 31, 1)]
     outputs = Driver(runner).generate(prompts, steps=20)

@@ -11,15 +11,15 @@ from model_driver import Driver, RandomWeights, columns, tiny_config, tiny_runne
 from muxk.kernel.device import Runner
 from muxk.kernel.work import Phase, PrefillWork, ProbeWork, int32_array, int32_bytes
 from muxk.models.cpu_ops import CpuOperators, packed_fp16_works
-from muxk.models.llama import load_decoder
+from muxk.models.load import cpu_operators
 from muxk.models.runner import ModelRunner
 
 PROMPTS = [np.random.default_rng(size).integers(0, 101, size).tolist() for size in (5, 16, 40, 90)]
 
 
 @pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return tiny_runner(RandomWeights(tiny_config()), pages=400)
+def runner(float32_operators: CpuOperators) -> ModelRunner:
+    return tiny_runner(RandomWeights(tiny_config()), pages=400, operators=float32_operators)
 
 
 def prefill_work(batch_id: int, page: int) -> PrefillWork:
@@ -79,9 +79,9 @@ def test_a_batch_and_its_rows_alone_give_the_same_tokens(runner: ModelRunner) ->
 
 
 @pytest.mark.skipif(not packed_fp16_works(), reason="FBGEMM's fp16 product needs x86 with AVX2")
-def test_logits_of_a_row_do_not_depend_on_its_batch_to_the_last_bit() -> None:
+def test_logits_of_a_row_do_not_depend_on_its_batch_to_the_last_bit(operators_name: str) -> None:
     weights = RandomWeights(tiny_config(max_context_tokens=2048))
-    runner = ModelRunner(load_decoder(weights, CpuOperators("fp16")), 400)
+    runner = tiny_runner(weights, 400, cpu_operators("fp16", 8, native=operators_name == "native"))
     table = np.arange(1, 8 * 50 - 7, dtype=np.int32)[:392].reshape(8, 49)
     tokens = np.arange(8, dtype=np.int32) + 3
     positions = np.array([700, 3, 90, 91, 15, 16, 300, 0], dtype=np.int32)

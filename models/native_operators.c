@@ -1,0 +1,164 @@
+/* The operators of a decoder that are not matrix products, for the CPU device.
+ *
+ * Plain C, loaded with ctypes: no torch, no Python.h. Each row's result is computed by the same operations in
+ * the same order whatever the batch, the tiling or the number of threads, so it is the same to the last bit.
+ * Vectors are GCC/Clang vector types; on x86 every kernel is compiled twice, with and without AVX2 and FMA.
+ * Layouts, as in ops.py: keys [pages][kv_heads][dim][PAGE], values [pages][kv_heads][PAGE][dim], all float32.
+ */
+#include <stdint.h>
+#include <string.h>
+#include <math.h>
+
+#define VERSION 1        /* of the functions and structs below; native_library.py has the same number */
+#define PAGE 16          /* tokens of a KV page: muxk.kernel.work.PAGE_SIZE */
+#define LANES 8
+#define MAX_DIM 256
+#define TILE_ROWS 24     /* query rows that share what they read of the pool */
+#define MICRO_ROWS 6     /* rows whose accumulators fit in 16 registers */
+#define BLOCK 256        /* tokens between two corrections of the running softmax: 16 pages, 24 KiB of scores */
+#define STRIDE 272       /* floats between rows of scratch: at least BLOCK and MAX_DIM, no power of two */
+#define MIN_WORK 1500000 /* multiply-adds that are worth waking other threads for (about 150 us) */
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float packed __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define LOAD(p) ((vec) * (const packed *)(p))
+#define ALL(x) ((vec){0} + (x))
+#define STORE(p, v) (*(packed *)(p) = (v))
+
+/* One call's rows of new tokens, each after the tokens before it in its pages. Made once, read by every layer. */
+typedef struct {
+    int64_t tokens;        /* of all rows */
+    int64_t padded_tokens; /* rows of the output; those past `tokens` become 0 */
+    int64_t tiles;
+    int64_t pages_per_row;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t dim;           /* a multiple of 8, at most MAX_DIM */
+    int64_t work;          /* multiply-adds of one layer's attention, roughly */
+    float epsilon;         /* of the norms of queries and keys */
+    const int32_t *owners;    /* [tokens] the row of each token */
+    const int32_t *positions; /* [tokens] its place in the row's context */
+    const int32_t *pages;     /* [rows][pages_per_row] */
+    const int32_t *tiles_of;  /* [tiles][2] first token and tokens; one row's, at most TILE_ROWS query rows */
+    const float *rotation;    /* [tokens][dim / 2][2] cosine and sine of each pair */
+} Batch;
+
+/* What one layer adds to a Batch. */
+typedef struct {
+    float *qkv;              /* [padded_tokens][heads + 2 * kv_heads][dim]; queries and keys are rotated in place */
+    const float *query_norm; /* [dim] or NULL */
+    const float *key_norm;   /* [dim] or NULL */
+    float *keys;
+    float *values;
+    float *out;              /* [padded_tokens][heads][dim] */
+    int64_t threads;
+} Layer;
+
+/* The values of one KV head in a block of tokens. */
+typedef struct {
+    const float *pool;    /* the head's values in page 0 */
+    const int32_t *pages;
+    int64_t page_size;    /* floats */
+    int64_t dim;
+    int64_t tokens;
+} Values;
+
+/* The query rows of one tile for one KV head, and their running softmax (Milakov and Gimelshein, 2018). */
+typedef struct {
+    int64_t rows;
+    int64_t seen[TILE_ROWS]; /* tokens that the row attends to */
+    float highest[TILE_ROWS];
+    float total[TILE_ROWS];
+    float queries[TILE_ROWS][STRIDE];
+    float scores[TILE_ROWS][STRIDE];
+    float out[TILE_ROWS][STRIDE];
+} Tile;
+
+/* `call` with N, the rows of one micro kernel, as a constant. */
+#define FOR_ROWS(rows, call) \
+    switch (rows) { \
+        case 1: { enum { N = 1 }; call; break; } \
+        case 2: { enum { N = 2 }; call; break; } \
+        case 3: { enum { N = 3 }; call; break; } \
+        case 4: { enum { N = 4 }; call; break; } \
+        case 5: { enum { N = 5 }; call; break; } \
+        default: { enum { N = 6 }; call; break; } \
+    }
+
+/* The kernels for any processor and, on x86, for one with AVX2 and FMA. Not by `target` attributes on inlined
+ * functions: GCC then handles vectors the way the plain processor needs. */
+#define FN(name) name##_plain
+#include "native_kernels.h"
+#undef FN
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define FN(name) name##_wide
+#include "native_kernels.h"
+#undef FN
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#define WIDE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define BEST(name, ...) (WIDE ? name##_wide(__VA_ARGS__) : name##_plain(__VA_ARGS__))
+#else
+#define BEST(name, ...) name##_plain(__VA_ARGS__)
+#endif
+
+/* Cut [0, rows) into one range a thread. Waking a team costs 50 us, so small work stays on the caller. */
+#define IN_RANGES(rows, work, threads, call) \
+    if ((threads) > 1 && (work) >= MIN_WORK) { \
+        _Pragma("omp parallel for num_threads((int)(threads)) schedule(static)") \
+        for (int64_t part = 0; part < (threads); part++) { \
+            int64_t first = (rows) * part / (threads), last = (rows) * (part + 1) / (threads); \
+            call; \
+        } \
+    } else { \
+        int64_t first = 0, last = (rows); \
+        call; \
+    }
+
+EXPORT int64_t muxk_version(void) { return VERSION; }
+
+/* out[rows][width] = norm of x; with `added` not NULL, x += added first. */
+EXPORT void muxk_rms_norm(float *x, const float *added, const float *weight, float *out, int64_t rows, int64_t width,
+                          int64_t threads, float epsilon) {
+    IN_RANGES(rows, 2 * rows * width, threads, BEST(norm_rows, x, added, weight, epsilon, out, first, last, width))
+}
+
+/* out[rows][width] = silu of the first half of gate_up[rows][2 * width] times the second. */
+EXPORT void muxk_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t width, int64_t threads) {
+    IN_RANGES(rows, 16 * rows * width, threads, BEST(silu_rows, gate_up, out, first, last, width))
+}
+
+/* Norm, rotate, append and attend: everything between the qkv product and the output product of a layer. */
+EXPORT void muxk_attend(const Batch *batch, const Layer *layer) {
+    int64_t threads = layer->threads, tokens = batch->tokens, items = batch->tiles * batch->kv_heads;
+    int64_t row = batch->heads * batch->dim;
+    memset(layer->out + tokens * row, 0, (size_t)((batch->padded_tokens - tokens) * row) * 4);
+    IN_RANGES(tokens, 8 * tokens * row, threads, BEST(append_tokens, batch, layer, first, last))
+    if (threads > 1 && batch->work >= MIN_WORK) {
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
+        for (int64_t item = 0; item < items; item++)
+            BEST(attend_tile, batch, layer, item % batch->tiles, item / batch->tiles);
+    } else {
+        for (int64_t item = 0; item < items; item++)
+            BEST(attend_tile, batch, layer, item % batch->tiles, item / batch->tiles);
+    }
+}
