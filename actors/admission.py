@@ -14,6 +14,7 @@ import msgspec
 from muxk.actors.messages import (
     AbortRequest,
     AdmitRequest,
+    FindHead,
     PagesFreed,
     PagesReserved,
     RecomputeRequest,
@@ -56,7 +57,9 @@ class AdmissionState:
     """In order of arrival here; bounded by `limits.queue_bound`, recomputed requests on top."""
     waiting_tokens: int = 0
     head: Request | None = None
-    """First of the queue in the policy's order."""
+    """First of the queue in the policy's order, unless `head_left`."""
+    head_left: bool = False
+    """The head was aborted; a new one is looked for once, after the burst of aborts it may be part of."""
     reserving: dict[int, Request] = field(default_factory=dict)
     aborted_reserving: dict[int, None] = field(default_factory=dict)
     """Aborted while kv_pool decides: ended here if pages are denied, by prefill if they are given."""
@@ -156,8 +159,8 @@ class Admission(Actor):
         state = self.state
         state.waiting[request.request_id] = request
         state.waiting_tokens += request.prompt_tokens + request.generated_tokens
-        if state.head is None or self._goes_first(request, state.head):
-            state.head = request
+        if not state.head_left and (state.head is None or self._goes_first(request, state.head)):
+            self._set_head(request)
         self._tell_queue()
 
     def _goes_first(self, newcomer: Request, head: Request) -> bool:
@@ -176,10 +179,21 @@ class Admission(Actor):
 
     def _find_head(self) -> None:
         ordered = self._ordered()
-        self.state.head = ordered[0] if ordered else None
+        self.state.head_left = False
+        self._set_head(ordered[0] if ordered else None)
+
+    def _set_head(self, head: Request | None) -> None:
+        """Pages that the last head was denied say nothing about another one."""
+        if head is not self.state.head:
+            self.state.short_of_pages = False
+        self.state.head = head
+
+    def on_find_head(self, message: FindHead) -> None:
+        self._find_head()
+        self._tell_queue()
 
     def _tell_queue(self) -> None:
-        head = None if self.state.short_of_pages else self.state.head
+        head = None if self.state.short_of_pages or self.state.head_left else self.state.head
         candidate = None if head is None else candidate_view(head, self._layers)
         self.send(self._refs.arbiter, QueueChanged(self._queue_view(), candidate))
 
@@ -228,9 +242,9 @@ class Admission(Actor):
         # Denied ones go back to the front: they arrived before what waits.
         state.waiting = {request.request_id: request for request in returned} | state.waiting
         state.waiting_tokens += sum(_prefill_tokens(request) for request in returned)
-        state.short_of_pages = bool(message.denied)
         assert not state.reserving, "kv_pool answered for a part of the batch only"
         self._find_head()
+        state.short_of_pages = bool(returned)
         self._tell_queue()
         if not message.reserved:
             self.send(self._refs.arbiter, BatchNotFormed())
@@ -250,9 +264,9 @@ class Admission(Actor):
             self.send(self._refs.kv_pool, message)
             return
         self._dequeue(request)
-        if self.state.head is request:
-            self._find_head()
-        self._tell_queue()
+        if self.state.head is request and not self.state.head_left:
+            self.state.head_left = True
+            self.send(self._refs.admission, FindHead())
         self.send(self._refs.gateway, RequestAborted(message.request_id))
 
     # --- facts ---

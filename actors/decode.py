@@ -16,7 +16,6 @@ import msgspec
 from muxk.actors.admission import request_view
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
 from muxk.actors.messages import (
-    AbortLap,
     AbortRequest,
     EmittedRow,
     GrowPages,
@@ -44,6 +43,8 @@ from muxk.kernel.policy import Policy, PolicyBook
 from muxk.kernel.view import RequestView
 from muxk.kernel.work import int32_array, int32_bytes
 
+ABORT_LAPS_MAX = 3
+"""Times an abort follows a request that may be evicted again and again; then it has surely ended."""
 GROW_AHEAD_TOKENS = 8
 """A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
 
@@ -241,7 +242,12 @@ class Decode(Actor):
 
     def on_stop_request(self, message: StopRequest) -> None:
         row = self.state.batch.rows.get(message.request_id)
-        if row is None or row.ending is not None:
+        if row is None:
+            # It ended by itself, or was just evicted: then it must not be computed again for nobody.
+            self.state.late_events += 1
+            self._chase(message.request_id, 1)
+            return
+        if row.ending is not None and not row.ending.recompute:
             self.state.late_events += 1
             return
         row.ending = Ending(keep=self.state.policy.retain(self._view(row)), recompute=False)
@@ -257,12 +263,15 @@ class Decode(Actor):
         self._settle()
 
     def _pass_on(self, message: AbortRequest) -> None:
-        """It may be on its way round for a recompute: once more along the chain, then it has ended."""
-        if message.lap is AbortLap.FIRST:
-            self.send(self._refs.kv_pool, AbortRequest(message.request_id, AbortLap.BACK))
+        """It may be on its way round for a recompute: along the chain again, until it must have ended."""
+        if message.lap < ABORT_LAPS_MAX:
+            self._chase(message.request_id, message.lap + 1)
         else:
             self.send(self._refs.gateway, RequestAborted(message.request_id))
             self.state.late_events += 1
+
+    def _chase(self, request_id: int, lap: int) -> None:
+        self.send(self._refs.kv_pool, AbortRequest(request_id, lap, returning=True))
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
         self.state.policy = self._book[message.sha]

@@ -33,6 +33,8 @@ WINDOW = 64
 GUARD_QUANTILE = 0.95
 UPDATE_EVERY = 8
 """Completed items between two looks at the tables."""
+RATIO_MAX = 8.0
+"""Bound on what one item may say: a machine that was suspended is no property of the model."""
 UPDATE_STEP = 0.03
 """Relative change below which no new tables are sent."""
 
@@ -45,6 +47,8 @@ class EstimatorState:
     estimates: Estimates = field(default_factory=Estimates)
     ratios: dict[tuple[Phase, int], deque[float]] = field(default_factory=dict)
     """Measured over predicted (without guard or scale) of recent items."""
+    measured: dict[tuple[Phase, int], None] = field(default_factory=dict)
+    """What was measured since the last update."""
     since_update: int = 0
     updates: int = 0
 
@@ -70,8 +74,16 @@ class Estimator(Actor):
         state.elapsed_ns[message.probe_id] = message.elapsed_ns
         if len(state.elapsed_ns) == len(state.probes):
             self._broadcast(fit(state.probes, state.elapsed_ns, self._layers))
+            self._expect_the_model()
             state.calibrated = True
             self.send(self._refs.gateway, EstimatorReady())
+
+    def _expect_the_model(self) -> None:
+        """Fill all windows with what the fit predicts, so that it takes more than a freak to move a guard."""
+        estimates = self.state.estimates
+        keys = [(Phase.DECODE, model.units) for model in estimates.decode]
+        keys += [(Phase.PREFILL, model.units) for model in estimates.prefill]
+        self.state.ratios = {key: deque([1.0] * WINDOW, maxlen=WINDOW) for key in keys}
 
     def on_item_measured(self, message: ItemMeasured) -> None:
         state = self.state
@@ -79,11 +91,22 @@ class Estimator(Actor):
         if predicted <= 0 or message.elapsed_ns <= 0:
             return
         key = (message.phase, message.units)
-        state.ratios.setdefault(key, deque(maxlen=WINDOW)).append(message.elapsed_ns / predicted)
+        ratio = min(RATIO_MAX, max(1 / RATIO_MAX, message.elapsed_ns / predicted))
+        state.ratios[key].append(ratio)
+        state.measured[key] = None
         state.since_update += 1
         if state.since_update >= UPDATE_EVERY:
             state.since_update = 0
+            self._forget_slowly()
             self._update()
+
+    def _forget_slowly(self) -> None:
+        """Let what was not measured lately drift back to the fit: a guard that keeps a policy from a number
+        of units would otherwise never be tried again."""
+        for key, ratios in self.state.ratios.items():
+            if key not in self.state.measured:
+                ratios.append(1.0)
+        self.state.measured.clear()
 
     def _predicted(self, message: ItemMeasured) -> float:
         """The solo model's time for this item, or 0 when there is no model for its units."""

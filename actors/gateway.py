@@ -8,14 +8,13 @@ peer that is gone, or does not read, has its requests aborted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection
 from muxk.actors.messages import (
-    AbortLap,
     AbortRequest,
     ChatTurn,
     EncodeRequest,
@@ -29,8 +28,9 @@ from muxk.actors.messages import (
     TextEmitted,
     TextRow,
 )
+from muxk.actors.policy_compiler import Compile, compiler
 from muxk.actors.refs import GatewayInbox, Refs
-from muxk.actors.validation import Invalid, ModelLimits, validate
+from muxk.actors.validation import REQUEST_ID_CHARS_MAX, Invalid, ModelLimits, validate
 from muxk.kernel.actor import Actor
 from muxk.kernel.messages import (
     EngineFailed,
@@ -42,7 +42,7 @@ from muxk.kernel.messages import (
     SendFrame,
     StateReported,
 )
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import PolicyBook
 
 LIVE_MAX = 8192
 """Bound on live requests of all peers."""
@@ -52,10 +52,13 @@ STATE_REQUESTS_MAX = 64
 SWAPS_MAX = 8
 """Bound on policies that wait to be compiled."""
 KEEP_ALIVE_NS = 1_000_000_000
+OWED_PER_FRAME = 256
+ERROR_CHARS_MAX = 500
+"""Of an error that quotes what a client sent: an answer must not be as long as the question."""
+REPORT_CHARS_MAX = 20_000
+FILENAME_CHARS_MAX = 1024
+SLOW_READER = "the client did not read its events in time, so that some were lost"
 REPORTING_ACTORS = 7
-
-Compile = Callable[[str, str, Mapping[str, str]], Policy]
-"""(text, file name, settings) -> policy; raises an exception whose text is a report for the user."""
 
 
 class _NamedCommand(msgspec.Struct, tag_field="type", tag="Submit"):
@@ -84,6 +87,7 @@ class Gateway(Actor):
         self._on_ready = on_ready
         self._limits = ModelLimits(options.vocabulary_size, options.max_context_tokens)
         self._decoder = msgspec.msgpack.Decoder(wire.AnyCommand)
+        self._frames = msgspec.msgpack.Decoder(wire.Frame)
         self._named = msgspec.msgpack.Decoder(_NamedCommand)
         self._encoder = msgspec.msgpack.Encoder()
         self.state = GatewayState(policy_name=options.policy_name, policy_sha=options.policy_sha)
@@ -120,12 +124,13 @@ class Gateway(Actor):
         try:
             request_id = self._named.decode(message.payload).request_id
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            self._tell(message.peer, wire.ProtocolError(f"frame can not be understood: {error}"))
+            self._tell(message.peer, wire.ProtocolError(_cut(f"frame can not be understood: {error}")))
             return
+        request_id = request_id[:REQUEST_ID_CHARS_MAX]
         if request_id in self.state.names.get(message.peer, {}):
             self._tell(message.peer, wire.DuplicateRequest(request_id))
         else:
-            self._tell(message.peer, wire.Failed(request_id, "invalid", str(error)))
+            self._tell(message.peer, wire.Failed(request_id, "invalid", _cut(str(error))))
 
     def _hello(self, peer: bytes, command: wire.Hello) -> None:
         options = self._options
@@ -147,19 +152,19 @@ class Gateway(Actor):
         state = self.state
         names = state.names.get(peer, {})
         if submit.request_id in names:
-            self._tell(peer, wire.DuplicateRequest(submit.request_id[:256]))
+            self._tell(peer, wire.DuplicateRequest(submit.request_id))
             return
-        refusal = self._refusal(len(names))
+        name = submit.request_id[:REQUEST_ID_CHARS_MAX]
+        refusal = self._refusal(len(names) + len(state.owed.get(peer, ())))
         if refusal is not None:
-            self._tell(peer, wire.Failed(submit.request_id, *refusal))
+            self._tell(peer, wire.Failed(name, *refusal))
             return
         try:
             params = validate(submit, self._limits, state.draw_seed(self._options.seed))
         except Invalid as error:
-            self._tell(peer, wire.Failed(submit.request_id[:256], "invalid", str(error)))
+            self._tell(peer, wire.Failed(name, "invalid", _cut(str(error))))
             return
-        if submit.request_id in state.owed.get(peer, ()):
-            state.owed[peer].remove(submit.request_id)
+        state.owed.get(peer, {}).pop(submit.request_id, None)
         request_id = state.add(peer, submit.request_id, self.now_ns())
         turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
         encode = EncodeRequest(
@@ -196,7 +201,7 @@ class Gateway(Actor):
         """The client has its terminal event, or is gone; wait for the owner to let go."""
         self.state.end_for_client(request_id)
         self.state.aborts += 1
-        self.send(self._refs.tokenizer, AbortRequest(request_id, AbortLap.FIRST))
+        self.send(self._refs.tokenizer, AbortRequest(request_id, lap=0, returning=False))
 
     # --- what becomes of requests ---
 
@@ -259,37 +264,35 @@ class Gateway(Actor):
 
     def on_peer_gone(self, message: PeerGone) -> None:
         self.state.owed.pop(message.peer, None)
-        self.state.owed_told.pop(message.peer, None)
         for request_id in list(self.state.names.get(message.peer, {}).values()):
             self._abort(request_id)
 
     def on_peer_slow(self, message: PeerSlow) -> None:
-        """Frames to it were lost, so that its streams can not be whole any more."""
-        self.state.owed_told.pop(message.peer, None)
-        names = dict(self.state.names.get(message.peer, {}))
-        if not names:
-            return
-        self.state.slow_peers += 1
-        self.state.owed.setdefault(message.peer, []).extend(names)
+        """A frame was lost, so that its streams can not be whole any more; ends are sent again later."""
+        state = self.state
+        names = dict(state.names.get(message.peer, {}))
+        lost = self._frames.decode(message.payload).events
+        ends = [event for event in lost if isinstance(event, wire.Finished | wire.Failed)]
+        ends += [wire.Failed(name, "slow_reader", SLOW_READER) for name in names]
+        if ends:
+            state.slow_peers += bool(names)
+            state.owe(message.peer, ends, LIVE_PER_PEER_MAX)
         for request_id in names.values():
             self._abort(request_id)
 
     def on_keep_alive(self, message: KeepAlive) -> None:
         for peer in list(self.state.names):
             self._tell(peer)
-        self._tell_owed()
+        for peer, owed in list(self.state.owed.items()):
+            self._tell_owed(peer, owed)
         self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
 
-    def _tell_owed(self) -> None:
-        """Tell peers that did not read how their requests ended, until no telling is answered by PeerSlow."""
-        state = self.state
-        reason = "the client did not read its events in time, so that some were lost"
-        for peer in list(state.owed_told):
-            state.owed.pop(peer, None)
-        state.owed_told.clear()
-        for peer, names in state.owed.items():
-            state.owed_told[peer] = None
-            self._tell(peer, *(wire.Failed(name, "slow_reader", reason) for name in names))
+    def _tell_owed(self, peer: bytes, owed: dict[str, wire.Finished | wire.Failed]) -> None:
+        """One frame of ends; what is not taken comes back by PeerSlow."""
+        told = list(owed)[:OWED_PER_FRAME]
+        self._tell(peer, *(owed.pop(name) for name in told))
+        if not owed:
+            self.state.owed.pop(peer, None)
 
     def _tell(self, peer: bytes, *events: Any) -> None:
         self.send(self._refs.ingress, SendFrame(peer, self._encoder.encode(wire.Frame(events))))
@@ -298,27 +301,37 @@ class Gateway(Actor):
 
     def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
         state = self.state
+        report = ""
         if len(state.swaps) >= SWAPS_MAX:
             report = f"{SWAPS_MAX} policies are being compiled already"
+        elif len(command.filename) > FILENAME_CHARS_MAX:
+            report = (
+                f"filename has {len(command.filename)} characters; at most {FILENAME_CHARS_MAX} are allowed"
+            )
+        if report:
             self._tell(peer, wire.PolicySwapped(command.ticket, False, "", "", report))
             return
         ticket = state.next_ticket()
         state.swaps[ticket] = (peer, command.ticket)
-        self.offload(_compiler(self._compile, self._book, command, ticket), size=len(command.source))
+        self.offload(compiler(self._compile, self._book, command, ticket), size=len(command.source))
 
     def on_policy_compiled(self, message: PolicyCompiled) -> None:
         waiting = self.state.swaps.pop(message.ticket, None)
         accepted = bool(message.sha)
         if accepted:
             self.state.policy_name, self.state.policy_sha = message.name, message.sha
-            changed = PolicyChanged(message.sha)
-            self.send(self._refs.arbiter, changed)
-            self.send(self._refs.admission, changed)
-            self.send(self._refs.decode, changed)
+            self._announce_policy()
         if waiting is not None:
             peer, ticket = waiting
-            answer = wire.PolicySwapped(ticket, accepted, message.name, message.sha, message.report)
+            report = _cut(message.report, REPORT_CHARS_MAX)
+            answer = wire.PolicySwapped(ticket, accepted, message.name, message.sha, report)
             self._tell(peer, answer)
+
+    def _announce_policy(self) -> None:
+        changed = PolicyChanged(self.state.policy_sha)
+        self.send(self._refs.arbiter, changed)
+        self.send(self._refs.admission, changed)
+        self.send(self._refs.decode, changed)
 
     def _collect_state(self, peer: bytes, ticket: int) -> None:
         state = self.state
@@ -357,14 +370,14 @@ class Gateway(Actor):
     def on_engine_failed(self, message: EngineFailed) -> None:
         """The others were rebuilt and know none of the live requests any more."""
         state = self.state
+        for collection in state.collections.values():
+            self._tell(collection.peer, wire.State(collection.ticket, collection.parts))
         state.collections.clear()
         state.ready = False
         reason = f"{message.actor} failed and was restarted: {message.reason}"
         for request_id in list(state.live):
             self._fail(request_id, "engine_failed", reason)
-        for actor in (self._refs.admission, self._refs.decode):
-            self.send(actor, PolicyChanged(state.policy_sha))
-        self.send(self._refs.arbiter, PolicyChanged(state.policy_sha))
+        self._announce_policy()
 
     def draining(self) -> None:
         if self.state.draining:
@@ -382,16 +395,5 @@ class Gateway(Actor):
         return self._server_state()
 
 
-def _compiler(
-    compile_policy: Compile, book: PolicyBook, command: wire.SwapPolicy, ticket: int
-) -> Callable[[], PolicyCompiled]:
-    """A function for the runtime's thread: a large policy must not hold up tokens."""
-
-    def run() -> PolicyCompiled:
-        try:
-            policy = compile_policy(command.source, command.filename, command.settings)
-        except Exception as error:  # whatever is wrong with it, the old policy goes on
-            return PolicyCompiled(ticket, "", "", str(error))
-        return PolicyCompiled(ticket, book.add(policy), policy.name, "")
-
-    return run
+def _cut(text: str, length: int = ERROR_CHARS_MAX) -> str:
+    return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"

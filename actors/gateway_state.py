@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -66,10 +67,9 @@ class GatewayState:
     live: dict[int, Live] = field(default_factory=dict)
     names: dict[bytes, dict[str, int]] = field(default_factory=dict)
     """Client's name -> internal id, of requests without a terminal event, by peer."""
-    owed: dict[bytes, list[str]] = field(default_factory=dict)
-    """Requests that ended because their peer does not read, by peer: it is told when it reads again."""
-    owed_told: dict[bytes, None] = field(default_factory=dict)
-    """Peers that were told since the ingress last said that they are slow."""
+    owed: dict[bytes, dict[str, wire.Finished | wire.Failed]] = field(default_factory=dict)
+    """Terminal events that a peer did not take because it does not read, by peer and name. Each is sent
+    again, and comes back here when that frame is not taken either."""
     swaps: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     collections: dict[int, StateCollection] = field(default_factory=dict)
     latency: LatencyWindow = field(default_factory=LatencyWindow)
@@ -105,6 +105,13 @@ class GatewayState:
         del names[live.name]
         if not names:
             del self.names[live.peer]
+
+    def owe(self, peer: bytes, events: Iterable[wire.Finished | wire.Failed], bound: int) -> None:
+        """Keep terminal events to be sent again; beyond the bound a peer that never reads loses them."""
+        owed = self.owed.setdefault(peer, {})
+        for event in events:
+            if len(owed) < bound:
+                owed[event.request_id] = event
 
     def note_tokens(self, live: Live, row: TextRow, now_ns: int) -> None:
         if live.last_token_ns == 0:

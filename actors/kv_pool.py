@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from muxk.actors.messages import (
-    AbortLap,
     AbortRequest,
     GrowPages,
     PagesFilled,
@@ -125,8 +124,9 @@ class KvPool(Actor):
 
     def on_abort_request(self, message: AbortRequest) -> None:
         """It owns no request by itself: the abort goes where the request went."""
-        if message.lap is AbortLap.BACK:
-            self.send(self._refs.admission, AbortRequest(message.request_id, AbortLap.SECOND))
+        if message.returning:
+            onward = AbortRequest(message.request_id, message.lap, returning=False)
+            self.send(self._refs.admission, onward)
         else:
             self.send(self._refs.prefill, message)
 

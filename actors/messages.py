@@ -6,8 +6,6 @@ Token columns are `int32` bytes, see `kernel/work.py`.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 from muxk.kernel.actor import Message
 
@@ -144,6 +142,10 @@ class PagesFreed(Message, frozen=True):
     """kv_pool -> admission: pages came back after a denial."""
 
 
+class FindHead(Message, frozen=True):
+    """admission -> admission: the head of the queue was aborted, look for the next one."""
+
+
 class PagesFilled(Message, frozen=True):
     """prefill -> kv_pool: the KV of these prompts is written; full pages may be shared from now on."""
 
@@ -242,20 +244,14 @@ class AbortRequest(Message, frozen=True):
     """gateway -> tokenizer -> admission -> kv_pool -> prefill -> decode: to whoever owns it.
 
     It follows the request on the same FIFO channels, so it can not overtake it. A request that is being
-    recomputed went from decode through kv_pool to admission: decode sends the abort after it, once.
+    recomputed went from decode through kv_pool to admission: decode sends the abort after it, a few times.
     """
 
     request_id: int
-    lap: AbortLap
-
-
-class AbortLap(StrEnum):
-    """Where an abort is on its way."""
-
-    FIRST = "first"
-    BACK = "back"
-    """From decode to kv_pool, to follow a recomputed request to admission."""
-    SECOND = "second"
+    lap: int
+    """How often it came to decode before."""
+    returning: bool
+    """On its way from decode through kv_pool to admission."""
 
 
 class RequestAborted(Message, frozen=True):

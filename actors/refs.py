@@ -39,6 +39,7 @@ AdmissionInbox = (
     | k.FormBatch
     | m.PagesReserved
     | m.PagesFreed
+    | m.FindHead
     | m.RecomputeRequest
     | m.AbortRequest
     | k.KvChanged

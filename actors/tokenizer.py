@@ -8,7 +8,6 @@ text state for exactly those requests that were encoded and have no terminal eve
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,8 +63,8 @@ class TextState:
 class TokenizerState:
     encoding: int | None = None
     """The request on the thread."""
-    waiting: deque[EncodeRequest] = field(default_factory=deque)
-    """Bounded by the gateway's bound on live requests."""
+    waiting: dict[int, EncodeRequest] = field(default_factory=dict)
+    """In order of arrival; bounded by the gateway's bound on live requests."""
     aborted_encoding: bool = False
     live: dict[int, TextState] = field(default_factory=dict)
     late_rows: int = 0
@@ -88,14 +87,14 @@ class TokenizerActor(Actor):
         if message.token_ids is not None:
             self._admit(message, int32_bytes(message.token_ids))
             return
-        self.state.waiting.append(message)
+        self.state.waiting[message.request_id] = message
         self._encode_next()
 
     def _encode_next(self) -> None:
         state = self.state
         if state.encoding is not None or not state.waiting:
             return
-        request = state.waiting.popleft()
+        request = state.waiting.pop(next(iter(state.waiting)))
         state.encoding = request.request_id
         state.aborted_encoding = False
         self.offload(_encoder(self._tokenizer, request), size=_text_size(request))
@@ -183,9 +182,7 @@ class TokenizerActor(Actor):
         if state.encoding == request_id:
             state.aborted_encoding = True
             return
-        kept = deque(request for request in state.waiting if request.request_id != request_id)
-        if len(kept) < len(state.waiting):
-            state.waiting = kept
+        if state.waiting.pop(request_id, None) is not None:
             self.send(self._refs.gateway, RequestAborted(request_id))
             return
         self.send(self._refs.admission, message)

@@ -97,6 +97,11 @@ def _check_text(field: str, text: str, limits: ModelLimits) -> None:
 def _check_token_ids(token_ids: list[int], limits: ModelLimits) -> None:
     if not token_ids:
         raise Invalid("prompt_token_ids is empty")
+    if len(token_ids) >= limits.max_context_tokens:
+        raise Invalid(
+            f"prompt_token_ids has {len(token_ids)} tokens; with one more it exceeds the limit of "
+            f"{limits.max_context_tokens}"
+        )
     lowest, highest = min(token_ids), max(token_ids)
     if not (lowest >= 0 and highest < limits.vocabulary_size):
         wrong = lowest if lowest < 0 else highest

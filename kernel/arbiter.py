@@ -15,7 +15,7 @@ from typing import Any
 from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.device import Device, ItemDone, ItemFailed
-from muxk.kernel.jobs import PrefillJob
+from muxk.kernel.jobs import Flight, PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import (
     BatchNotFormed,
@@ -70,8 +70,7 @@ class Arbiter(Actor):
     def __init__(
         self, device: Device, book: PolicyBook, policy_sha: str, refs: ArbiterRefs, first_item: int = 1
     ) -> None:
-        """Items are numbered from `first_item`: an arbiter made after a crash must not take a completion of
-        the one before for its own."""
+        """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one."""
         self._device = device
         self._book = book
         self._refs = refs
@@ -93,7 +92,9 @@ class Arbiter(Actor):
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
         self.state.policy = self._book[message.sha]
+        self.state.forget_rules()
         self.state.counts["policy swaps"] += 1
+        self.state.floor_timer = False  # its floor may be shorter
         self._turn()
 
     def on_queue_changed(self, message: QueueChanged) -> None:
@@ -156,9 +157,8 @@ class Arbiter(Actor):
     # --- completions from the device ---
 
     def on_item_done(self, message: ItemDone) -> None:
-        flight = self._lanes.ended(message.item_id)
+        flight = self._ended(message.item_id)
         if flight is None:
-            self.state.counts["completions of an older generation"] += 1
             return
         measured = self._lanes.measured(flight, message)
         if measured is not None:
@@ -172,15 +172,21 @@ class Arbiter(Actor):
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
         self._turn()
 
-    def on_item_failed(self, message: ItemFailed) -> None:
-        flight = self._lanes.ended(message.item_id)
+    def _ended(self, item_id: int) -> Flight | None:
+        flight = self._lanes.ended(item_id)
         if flight is None:
             self.state.counts["completions of an older generation"] += 1
+        return flight
+
+    def on_item_failed(self, message: ItemFailed) -> None:
+        flight = self._ended(message.item_id)
+        if flight is None:
             return
         self.state.counts["failed items"] += 1
         if flight.job is not None:
             flight.job.in_flight -= 1
-            flight.job.failure = message.reason
+            # The first reason is the cause; items that were queued behind it fail for want of its result.
+            flight.job.failure = flight.job.failure or message.reason
             self._give_up(flight.job)
         elif isinstance(flight.work, DecodeWork):
             self._expect_decode(flight.work)
@@ -200,7 +206,7 @@ class Arbiter(Actor):
     def _prefill_item_ended(self, job: PrefillJob, message: ItemDone) -> None:
         job.in_flight -= 1
         batch_id = job.work.batch_id
-        if (job.cancelled or job.failure is not None) and not message.tokens:
+        if job.failure is not None or (job.cancelled and not message.tokens):
             self._give_up(job)
         elif job.layers_left == 0 and job.in_flight == 0:
             self._forget(job)
@@ -293,12 +299,7 @@ class Arbiter(Actor):
         decode = self.state.decode
         if decode.waiting is None or decode.launched is not None:
             return False
-        return self._splits.current.decode_units > 0 or self._decode_floor_passed()
-
-    def _decode_floor_passed(self) -> bool:
-        decode = self.state.decode
-        held_ns = self.now_ns() - decode.held_since_ns
-        return decode.waiting is not None and held_ns >= self.state.policy.limits.decode_floor_ns
+        return self._splits.current.decode_units > 0 or self.state.decode_floor_passed(self.now_ns())
 
     def _may_launch_prefill(self) -> bool:
         state = self.state
@@ -382,9 +383,8 @@ class Arbiter(Actor):
         self._lanes.launch(Phase.PREFILL, units, job.work, span, job)
 
     def describe(self) -> dict[str, Any]:
-        state = self.state
-        split = self._splits.current
-        active = state.decode.active
+        state, split = self.state, self._splits.current
+        decode = state.decode_view(self.now_ns())
         return {
             "policy": state.policy.name,
             "policy_sha": state.policy.sha,
@@ -393,8 +393,8 @@ class Arbiter(Actor):
             "split": {"decode": split.decode_units, "prefill": split.prefill_units},
             "split_residency_ms": self._splits.residency_ms(self.now_ns()),
             "lanes": self._lanes.describe(),
-            "decode_batch": state.decode.rows if active else 0,
-            "decode_context_tokens": state.decode.context_tokens if active else 0,
+            "decode_batch": decode.batch,
+            "decode_context_tokens": decode.context_tokens,
             "prefill_batches": len(state.jobs),
             "parked": state.parked is not None,
             "counts": dict(sorted(state.counts.items())),

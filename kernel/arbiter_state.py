@@ -75,6 +75,15 @@ class ArbiterState:
             not self.forming and (self.running is not None or self.candidate is not None)
         )
 
+    def decode_floor_passed(self, now_ns: int) -> bool:
+        held_ns = now_ns - self.decode.held_since_ns
+        return self.decode.waiting is not None and held_ns >= self.policy.limits.decode_floor_ns
+
+    def forget_rules(self) -> None:
+        """Counters of rules are those of the policy in force."""
+        for name in [name for name in self.counts if "/" in name or name.startswith("rule error")]:
+            del self.counts[name]
+
     def may_preempt(self) -> bool:
         """One level: somebody runs, nobody is parked, and somebody waits."""
         return self.running is not None and self.parked is None and self.candidate is not None

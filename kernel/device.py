@@ -107,3 +107,6 @@ class Runner(Protocol):
 
     def discard(self, batch_id: int) -> None:
         """Free the parked state of a prefill batch; an unknown id is ignored."""
+
+    def reset(self) -> None:
+        """Free the parked state of all batches."""

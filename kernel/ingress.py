@@ -13,7 +13,7 @@ from muxk.kernel.actor import ActorSpec, ContractError, Message, accepted_types
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
 from muxk.kernel.names import GATEWAY_NAME
 
-MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+MESSAGE_BYTES_MAX = 1024 * 1024
 """Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
 
 SEND_BOUND = 1000
@@ -22,8 +22,11 @@ SEND_BOUND = 1000
 RECEIVE_BOUND = 64
 """Frames of one peer that ZeroMQ reads ahead; beyond it the peer's connection is not read from."""
 
-PUMP_FRAMES = 64
-"""Frames taken from the socket in one turn, so that a flood leaves time for actors."""
+PUMP_FRAMES = 8
+"""Frames taken from the socket at once, so that what they cause is done within a millisecond."""
+
+PUMP_BYTES = 256 * 1024
+"""Bytes after which no further frame is taken at once."""
 
 LINGER_MS = 200
 """How long a stopping server waits for the last frames to leave."""
@@ -97,7 +100,7 @@ class Ingress:
         self.pending = True  # a send takes the edge of a frame that arrived meanwhile
         try:
             if not (self._sent(frame) or self._sent_after_look(frame)):
-                self._tell(PeerSlow(peer=frame.peer))
+                self._tell(PeerSlow(peer=frame.peer, payload=frame.payload))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -120,6 +123,7 @@ class Ingress:
     def pump(self, frames: int) -> None:
         """Take at most `frames` frames; `pending` stays true when there may be more."""
         assert self._socket is not None
+        taken = 0
         for _ in range(min(frames, PUMP_FRAMES)):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -127,6 +131,9 @@ class Ingress:
                 self.pending = False
                 return
             self._tell(self._received(parts))
+            taken += sum(map(len, parts))
+            if taken > PUMP_BYTES:
+                return
 
     def _received(self, parts: list[bytes]) -> FrameReceived:
         if len(parts) == 2:

@@ -184,6 +184,7 @@ class PeerGone(Message, frozen=True):
 
 
 class PeerSlow(Message, frozen=True):
-    """ingress -> gateway: the bounded queue of frames to this peer is full; a frame was not sent."""
+    """ingress -> gateway: the bounded queue of frames to this peer is full; this frame was not sent."""
 
     peer: bytes
+    payload: bytes

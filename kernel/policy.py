@@ -52,15 +52,26 @@ class Policy(Protocol):
         """Keep the pages of a finished request in the prefix index."""
 
 
+BOOK_POLICIES = 16
+
+
 class PolicyBook:
-    """Compiled policies by sha: messages carry the sha, actors look the policy up. Append-only."""
+    """Compiled policies by sha: messages carry the sha, actors look the policy up.
+
+    It keeps the first one, which a rebuilt engine starts with, and the latest BOOK_POLICIES.
+    """
 
     def __init__(self) -> None:
         self._policies: dict[str, Policy] = {}
 
     def add(self, policy: Policy) -> str:
-        """Register a policy and return its sha."""
+        """Register a policy as the latest and return its sha."""
+        first = next(iter(self._policies), policy.sha)
+        if policy.sha != first:
+            self._policies.pop(policy.sha, None)
         self._policies.setdefault(policy.sha, policy)
+        if len(self._policies) > BOOK_POLICIES + 1:
+            del self._policies[list(self._policies)[1]]
         return policy.sha
 
     def __getitem__(self, sha: str) -> Policy:

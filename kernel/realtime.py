@@ -41,6 +41,9 @@ from muxk.kernel.verbs import ActorContext, Port
 TURN_MESSAGES = 128
 """Messages handled before the event loop breathes."""
 
+BUSY_PUMP_EVERY = 32
+"""Messages handled between two looks at the ingress while actors are busy."""
+
 IDLE_NS = 250_000_000
 """`idle()` of the actors is called at most this often."""
 
@@ -167,8 +170,10 @@ class RealtimeRuntime:
         """Handle messages until nothing is ready; after TURN_MESSAGES ask for another turn."""
         self._before_turn()
         ready = self._ready
-        for _ in range(TURN_MESSAGES):
-            if not ready:
+        for handled in range(TURN_MESSAGES):
+            # Frames come in when actors have nothing to do, and now and then when they always have: a client
+            # that floods the socket must not put its frames in front of the tokens of others.
+            if not ready or handled % BUSY_PUMP_EVERY == BUSY_PUMP_EVERY - 1:
                 self._pump_ingress()
             if not ready or self._stop_reason is not None:
                 break
@@ -182,7 +187,6 @@ class RealtimeRuntime:
             self._handle_failures()
         if self._stop_reason is None:
             self._fire_timers()
-            self._pump_ingress()
             if self._drain_wanted:
                 self._drain_wanted = False
                 self._supervisor.drain()

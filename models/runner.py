@@ -118,6 +118,11 @@ class ModelRunner:
         with self._lock:
             self._parked.pop(batch_id, None)
 
+    def reset(self) -> None:
+        """Free the parked state of all batches."""
+        with self._lock:
+            self._parked.clear()
+
     def decode_logits(
         self, tokens: NDArray[np.int32], positions: NDArray[np.int32], table: NDArray[np.int32]
     ) -> tuple[Tensor, NDArray[np.int64]]:

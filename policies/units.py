@@ -121,7 +121,13 @@ def parse_duration(text: str) -> int:
         raise UnitError("a time needs a unit", f"write {text.strip()[:20]}ms or {text.strip()[:20]}s")
     if round(quantity.value) < 1:
         raise UnitError("a time must be more than 0")
+    if quantity.value > LONGEST_NS:
+        raise UnitError("a time must be at most 10 years")
     return round(quantity.value)
+
+
+LONGEST_NS = 10 * 365 * 24 * 3_600_000_000_000
+"""Ten years: added to any clock it stays far within the integers that messages carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +138,8 @@ class TtftSlo:
     per_token_ns: int
 
     def at(self, prompt_tokens: int) -> int:
-        """The SLO in ns."""
-        return self.base_ns + self.per_token_ns * prompt_tokens
+        """The SLO in ns, at most LONGEST_NS."""
+        return min(LONGEST_NS, self.base_ns + self.per_token_ns * prompt_tokens)
 
 
 def parse_ttft(text: str) -> TtftSlo:

@@ -42,7 +42,7 @@ def plan(requests: int, seed: int) -> list[tuple[int, Planned]]:
             97 + draw.randrange(26) for _ in range(draw.randrange(1, 120))
         ]
         ends = draw.choices(["full", "abort", "leave"], [85, 12, 3])[0]
-        peer = b"p%d" % index if ends == "leave" else b"p%d" % (index % 7)
+        peer = b"leaver%d" % index if ends == "leave" else b"p%d" % (index % 7)
         temperature = draw.choice([0.0, 0.8])
         count = draw.randrange(1, 150)
         planned.append((at_ns, Planned(f"r{index}", peer, prompt, count, index, temperature, ends)))

@@ -124,6 +124,7 @@ class CpuDevice:
         with self._idle:
             self._idle.wait_for(lambda: self._in_flight == 0)
         self._ended.clear()
+        self._runner.reset()
 
     def close(self) -> None:
         lanes, self._lanes = self._lanes, {}

@@ -20,6 +20,8 @@ GOOD: dict[str, Any] = {
     "ignore_eos": True,
 }
 
+EMPTY_FRAME = msgspec.msgpack.encode(wire.Frame(()))
+
 BAD = {
     "NaN temperature": ({"temperature": math.nan}, "temperature must be a number from 0 to 2, not nan"),
     "infinite temperature": ({"temperature": math.inf}, "temperature"),
@@ -178,7 +180,7 @@ def test_a_client_that_does_not_read_is_told_how_its_requests_ended_and_disturbs
     server = VirtualServer(calibrate=False)
     server.submit(1 * S, "unread", b"sleeper", **(GOOD | {"max_tokens": 500}))
     server.submit(1 * S, "read", b"reader", **GOOD)
-    server.runtime.inject(GATEWAY, PeerSlow(b"sleeper"), 1 * S + 60 * MS)
+    server.runtime.inject(GATEWAY, PeerSlow(b"sleeper", EMPTY_FRAME), 1 * S + 60 * MS)
     server.run_until(6 * S)
     [failed] = server.outcome("unread", b"sleeper").terminal
     assert failed.code == "slow_reader"

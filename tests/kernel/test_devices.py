@@ -30,6 +30,7 @@ class SlowRunner:
     def __init__(self) -> None:
         self.spans: list[tuple[object, int, int]] = []
         self.discarded: list[int] = []
+        self.was_reset = False
         self.affinity: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
@@ -50,6 +51,9 @@ class SlowRunner:
 
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
         self._run("probe")
+
+    def reset(self) -> None:
+        self.was_reset = True
 
     def discard(self, batch_id: int) -> None:
         self.discarded.append(batch_id)
@@ -175,6 +179,7 @@ def test_reset_waits_for_what_is_in_flight_on_the_cpu() -> None:
         device.launch(device.lane(Phase.DECODE, 1), decode_item(index + 1), ())
     device.reset()
     assert len(runner.spans) == 3
+    assert runner.was_reset
     device.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane ")]
 
