@@ -43,8 +43,7 @@ from muxk.kernel.policy import PolicyBook
 from muxk.kernel.view import Decision
 from muxk.kernel.work import DecodeWork, Phase, ProbeWork, Split
 
-LAUNCHES_PER_TURN = 64
-"""Bound on the decide-and-launch loop of one event; backlogs end it long before."""
+LAUNCHES_PER_TURN = 64  # bound on the decide-and-launch loop of one event; backlogs end it long before
 
 
 class Arbiter(Actor):
