@@ -244,7 +244,8 @@ class Admission(Actor):
         state.waiting_tokens += sum(_prefill_tokens(request) for request in returned)
         assert not state.reserving, "kv_pool answered for a part of the batch only"
         self._find_head()
-        state.short_of_pages = bool(returned)
+        # Another head than those that were denied is worth a try.
+        state.short_of_pages = any(request is state.head for request in returned)
         self._tell_queue()
         if not message.reserved:
             self.send(self._refs.arbiter, BatchNotFormed())

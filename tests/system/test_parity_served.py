@@ -46,7 +46,7 @@ LENGTHS = (
     1024,
     1500,
 )
-OUTPUT = 16
+OUTPUT = 12
 TIE = 1e-4
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
@@ -172,12 +172,12 @@ def test_inflight_from_an_empty_pool_says_the_same(reference: Reference) -> None
 
 
 def test_recomputed_requests_say_the_same(reference: Reference) -> None:
-    # Six requests that grow to 112 to 145 tokens each, and pages for about 400 in all.
+    # Six requests that grow to 80 to 113 tokens each, and pages for about 400 in all.
     prompts = reference.prompts[9:15]
-    wanted = [reference_output(reference.model, prompt, 80) for prompt in prompts]
-    part = Reference(reference.model, prompts, wanted, reference.ties, output=80)
+    wanted = [reference_output(reference.model, prompt, 48) for prompt in prompts]
+    part = Reference(reference.model, prompts, wanted, reference.ties, output=48)
     with serving("muxwise", kv_tokens=400) as client:
-        part.check("recomputed", outputs_of(submit_all(client, prompts, output=80)))
+        part.check("recomputed", outputs_of(submit_all(client, prompts, output=48)))
         state = client.state()
     assert state["decode"]["recomputes"] > 0
     assert state["kv_pool"]["pages_used"] == 0
