@@ -1,0 +1,130 @@
+"""A frame that a client did not take: the ends in it are told again, once, and what is owed is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from muxk.actors import protocol as wire
+from muxk.actors.gateway import LIVE_PER_PEER_MAX, OWED_PER_FRAME, Gateway
+from muxk.kernel.messages import PeerSlow, SendFrame
+from virtual_server import GATEWAY, MS, S, VirtualServer, expected_tokens
+
+Full = Callable[[int, tuple[Any, ...]], bool]
+GOOD: dict[str, Any] = {"prompt_token_ids": [65] * 20, "temperature": 0.0, "ignore_eos": True}
+
+
+class SlowServer(VirtualServer):
+    """`full(now in ns, events)` says which frames the client's connection does not take."""
+
+    def __init__(self, full: Full) -> None:
+        self._full = full
+        self.lost_frames = 0
+        super().__init__(calibrate=False)
+
+    def _receive(self, frame: SendFrame) -> None:
+        now_ns = self.runtime.now_ns()
+        if self._full(now_ns, self._decoder.decode(frame.payload).events):
+            self.lost_frames += 1
+            self.runtime.inject(GATEWAY, PeerSlow(frame.peer, frame.payload), now_ns)
+        else:
+            super()._receive(frame)
+
+    def owed(self) -> int:
+        gateway = self.runtime.actor("gateway")
+        assert isinstance(gateway, Gateway)
+        return sum(len(events) for events in gateway.state.owed.values())
+
+
+def holds_end(events: tuple[Any, ...]) -> bool:
+    return any(isinstance(event, wire.Finished | wire.Failed) for event in events)
+
+
+@pytest.mark.parametrize("closed_ms", [1, 3500])
+def test_the_end_in_a_lost_frame_is_told_again_once(closed_ms: int) -> None:
+    server = SlowServer(lambda now_ns, events: now_ns < 2 * S + closed_ms * MS and holds_end(events))
+    server.submit(1 * S, "early", max_tokens=100, **GOOD)
+    server.submit(2 * S, "refused", prompt_token_ids=[65], max_tokens=0)
+    server.run_until(30 * S)
+    [finished] = server.outcome("early").terminal
+    assert isinstance(finished, wire.Finished)
+    assert finished.completion_tokens == 100
+    [failed] = server.outcome("refused").terminal
+    assert failed.code == "invalid"
+    assert server.lost_frames >= 1
+    assert server.owed() == 0
+    server.check_whole()
+
+
+def test_the_other_streams_of_a_lost_frame_fail_and_each_hears_one_end() -> None:
+    lost_once: list[int] = []
+
+    def full(now_ns: int, events: tuple[Any, ...]) -> bool:
+        loses = not lost_once and holds_end(events)
+        lost_once.extend([now_ns] if loses else [])
+        return loses
+
+    server = SlowServer(full)
+    server.submit(1 * S, "short", max_tokens=5, **GOOD)
+    server.submit(1 * S, "long", max_tokens=500, **GOOD)
+    server.submit(6 * S, "later", max_tokens=5, **GOOD)
+    server.run_until(10 * S)
+    [finished], [failed] = server.outcome("short").terminal, server.outcome("long").terminal
+    assert isinstance(finished, wire.Finished)
+    assert failed.code == "slow_reader"
+    assert server.outcome("later").tokens == expected_tokens([65] * 20, 5)
+    server.check_whole()
+
+
+def test_a_client_that_is_slow_again_right_after_it_was_told_hears_no_end_twice() -> None:
+    told: list[int] = []
+
+    def full(now_ns: int, events: tuple[Any, ...]) -> bool:
+        if any(isinstance(event, wire.Failed) for event in events):
+            told.append(now_ns)
+            return False
+        if not told:
+            return 2 * S <= now_ns < 3 * S and any(isinstance(event, wire.Tokens) for event in events)
+        return now_ns - told[0] < 400 * MS and any(isinstance(event, wire.Tokens) for event in events)
+
+    server = SlowServer(full)
+    server.submit(2 * S, "a", max_tokens=200, **GOOD)
+    server.submit(3 * S + 100 * MS, "b", max_tokens=200, **GOOD)
+    server.run_until(12 * S)
+    for name in "ab":
+        [failed] = server.outcome(name).terminal
+        assert failed.code == "slow_reader"
+
+
+def test_a_name_that_is_used_again_before_its_old_end_was_told_hears_one_end() -> None:
+    server = SlowServer(lambda now_ns, events: now_ns < 2 * S and holds_end(events))
+    server.submit(1 * S + 900 * MS, "again", prompt_token_ids=[65], max_tokens=0)
+    server.submit(2 * S - 1 * MS, "again", max_tokens=400, **GOOD)
+    server.run_until(10 * S)
+    [finished] = server.outcome("again").terminal
+    assert isinstance(finished, wire.Finished)
+    assert server.outcome("again").tokens == expected_tokens([65] * 20, 400)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_client_that_never_reads_is_owed_a_bounded_number_of_ends(max_tokens: int) -> None:
+    server = SlowServer(lambda now_ns, events: True)
+    for index in range(LIVE_PER_PEER_MAX + 200):
+        server.submit(
+            1 * S + index * MS, f"{index:06d}" + "x" * 240, prompt_token_ids=[65], max_tokens=max_tokens
+        )
+    server.run_until(5 * S)
+    assert server.outcomes == {}
+    assert OWED_PER_FRAME < server.owed() <= LIVE_PER_PEER_MAX
+    server.check_whole()
+
+
+def test_many_owed_ends_arrive_in_several_frames_once_the_client_reads() -> None:
+    count = OWED_PER_FRAME * 2 + 10
+    server = SlowServer(lambda now_ns, events: now_ns < 2 * S + 500 * MS)
+    for index in range(count):
+        server.submit(1 * S + index, f"r{index}", prompt_token_ids=[65], max_tokens=0)
+    server.run_until(10 * S)
+    assert {len(server.outcome(f"r{index}").terminal) for index in range(count)} == {1}
+    assert server.owed() == 0
