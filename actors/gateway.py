@@ -252,7 +252,8 @@ class Gateway(Actor):
         return events
 
     def on_request_aborted(self, message: RequestAborted) -> None:
-        if message.request_id in self.state.live:
+        live = self.state.live.get(message.request_id)
+        if live is not None and live.ended:  # else a stop string's abort overtook the text that ends it
             self._forget(message.request_id)
 
     def _forget(self, request_id: int) -> None:
