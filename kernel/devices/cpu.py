@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 SPLITS_MAX = 7
 """Bound on disjoint splits, so that a machine of 64 cores does not keep 63 teams for each phase."""
-PREFILL_NICE = 5
-"""Prefill lanes yield to the event loop and to clients; decode lanes do not."""
 
 
 def prepare_process() -> None:
@@ -51,11 +49,10 @@ class _Launch(NamedTuple):
 class CpuLane:
     """A worker thread on a fixed set of cores."""
 
-    def __init__(self, name: str, units: range, cores: Sequence[int], nice: int) -> None:
+    def __init__(self, name: str, units: range, cores: Sequence[int]) -> None:
         self.name = name
         self.units = units
         self.cores = frozenset(cores[unit] for unit in units)
-        self.nice = nice
         self.queue: SimpleQueue[_Launch | None] = SimpleQueue()
         self.ready = threading.Event()
         self.thread: threading.Thread | None = None
@@ -85,13 +82,13 @@ class CpuDevice:
 
     def start(self, port: DevicePort) -> None:
         self._port = port
-        self._add_lane(Phase.DECODE, CpuLane("whole", range(self.units), self._cores, nice=0))
+        self._add_lane(Phase.DECODE, CpuLane("whole", range(self.units), self._cores))
         for split in self.splits():
             decode_range = range(split.decode_units)
             prefill_range = range(split.decode_units, self.units)
             decode_name, prefill_name = f"decode@{split.decode_units}", f"prefill@{split.prefill_units}"
-            self._add_lane(Phase.DECODE, CpuLane(decode_name, decode_range, self._cores, nice=0))
-            prefill_lane = CpuLane(prefill_name, prefill_range, self._cores, nice=PREFILL_NICE)
+            self._add_lane(Phase.DECODE, CpuLane(decode_name, decode_range, self._cores))
+            prefill_lane = CpuLane(prefill_name, prefill_range, self._cores)
             self._add_lane(Phase.PREFILL, prefill_lane)
         for lane in self._lanes.values():
             lane.ready.wait()
@@ -175,8 +172,8 @@ def _settle_thread(lane: CpuLane) -> None:
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, lane.cores)
-    if lane.nice and hasattr(os, "setpriority"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lane.nice)
+    # No lane is niced: a prefill thread that another process pushes aside while it holds the interpreter's
+    # lock stalls decode, and a decode step was seen to take twice its time for it.
     torch.set_num_threads(len(lane.units))
     _set_mkl_threads(len(lane.units))
     deadline = time.monotonic() + 1.0
