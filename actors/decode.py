@@ -56,6 +56,8 @@ class DecodeActorState:
     step_id: int = 0
     versions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Requests in each submitted version of the outstanding step; empty when none is outstanding."""
+    held: list[EmittedRow] = field(default_factory=list)
+    """First tokens that wait for the end of the step in flight; at most one a row."""
     steps: int = 0
     tokens: int = 0
     recomputes: int = 0
@@ -83,8 +85,20 @@ class Decode(Actor):
                 self._submit()  # a newer version of the step that waits, or ignored if it runs already
         else:
             self._next_step()
-        self._emit(emitted)
+        if self.state.versions and message.decode_running:
+            self._hold(emitted)
+        else:
+            self._emit(emitted)
         self._settle()
+
+    def _hold(self, emitted: list[EmittedRow]) -> None:
+        """Send first tokens with those of the step that runs, as an engine does that works in steps.
+
+        Sent at once they would be followed by what is left of this step and the whole next one: the longest
+        gap of the request, and right at its beginning.
+        """
+        self.state.held += [row for row in emitted if row.finish_reason is None]
+        self._emit([row for row in emitted if row.finish_reason is not None])
 
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
         requests = self._end_step(message.version)
@@ -98,7 +112,7 @@ class Decode(Actor):
         self.state.steps += 1
         # The next step first: what follows runs while it does.
         self._next_step()
-        self._emit(emitted)
+        self._emit(self._held() + emitted)
         self._settle()
 
     def on_decode_failed(self, message: DecodeFailed) -> None:
@@ -109,6 +123,7 @@ class Decode(Actor):
                 failed = RequestFailed(request_id, "engine_failed", f"decode failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
         self._next_step()
+        self._emit(self._held())
         self._settle()
 
     def _end_step(self, version: int) -> tuple[int, ...]:
@@ -134,6 +149,10 @@ class Decode(Actor):
             keep = self.state.policy.retain(self._view(row))
             row.ending = Ending(keep=keep, recompute=False)
         return EmittedRow(row.request.request_id, (token,), reason, row.reused_tokens)
+
+    def _held(self) -> list[EmittedRow]:
+        held, self.state.held = self.state.held, []
+        return held
 
     def _emit(self, emitted: list[EmittedRow]) -> None:
         if emitted:

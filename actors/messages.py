@@ -158,6 +158,8 @@ class JoinDecode(Message, frozen=True):
     requests: tuple[ReservedRequest, ...]
     tokens: bytes
     """int32[requests]."""
+    decode_running: bool
+    """A decode step was in flight when their prefill ended."""
 
 
 class GrowPages(Message, frozen=True):

@@ -84,7 +84,8 @@ class Prefill(Actor):
         for request_id in batch.aborted:
             self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
         tokens = b"".join(token for _, token in kept)
-        self.send(self._refs.decode, JoinDecode(tuple(reserved for reserved, _ in kept), tokens))
+        joining = tuple(reserved for reserved, _ in kept)
+        self.send(self._refs.decode, JoinDecode(joining, tokens, message.decode_running))
 
     def on_prefill_failed(self, message: PrefillFailed) -> None:
         batch = self.state.batches.pop(message.batch_id)

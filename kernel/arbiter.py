@@ -212,8 +212,8 @@ class Arbiter(Actor):
             if not self.state.decode.active:
                 self.state.decode.expected = True
                 self.state.decode.rows = job.work.rows
-            done = PrefillDone(batch_id, message.tokens, message.ended_ns)
-            self.send(self._refs.prefill, done)
+            busy = self.state.decode.launched is not None
+            self.send(self._refs.prefill, PrefillDone(batch_id, message.tokens, message.ended_ns, busy))
 
     def _decode_step_ended(self, work: DecodeWork, message: ItemDone) -> None:
         self.state.counts["decode steps"] += 1

@@ -86,6 +86,8 @@ class PrefillDone(Message, frozen=True):
     tokens: bytes
     """int32[rows], the first token of each row."""
     ended_ns: int
+    decode_running: bool
+    """A decode step is in flight, which these rows are not in."""
 
 
 class PrefillFailed(Message, frozen=True):

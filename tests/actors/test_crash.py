@@ -13,8 +13,8 @@ from virtual_server import MS, S, VirtualServer, expected_tokens
 
 # Each of them breaks an invariant of its receiver: nobody was asked for what it answers.
 POISON: dict[str, Any] = {
-    "prefill": PrefillDone(999, b"", 0),
-    "decode": JoinDecode((), b"\0\0\0\0"),
+    "prefill": PrefillDone(999, b"", 0, False),
+    "decode": JoinDecode((), b"\0\0\0\0", False),
     "admission": PagesReserved((77,), ()),
 }
 

@@ -118,3 +118,17 @@ spec:
     assert server.outcome("stream").tokens == expected_tokens([65] * 30, 150)
     # The floor, what is left of the layer that runs then, and the step.
     assert 50 < max(server.outcome("stream").gaps_ms) < 50 + 100 + 20
+
+
+def test_no_gap_is_longer_than_a_step_when_a_request_joins_a_running_batch() -> None:
+    server = VirtualServer("muxwise", costs=SimCosts(decode_base_ns=50 * MS))
+    server.submit(20 * S, "stream", **STREAM)
+    for index in range(8):
+        at_ns = 21 * S + 463 * index * MS
+        server.submit(
+            at_ns, f"joins{index}", **(STREAM | {"max_tokens": 8, "prompt_token_ids": [70 + index] * 40})
+        )
+    server.run_until(60 * S)
+    step_ms = sorted(server.outcome("stream").gaps_ms)[75]
+    for index in range(8):
+        assert max(server.outcome(f"joins{index}").gaps_ms) < 1.2 * step_ms

@@ -113,7 +113,7 @@ def test_a_prompt_of_which_a_slice_failed_fails_for_the_first_reason_and_leaves_
 def test_a_state_request_that_meets_a_crash_is_answered_with_what_is_known() -> None:
     server = VirtualServer()
     server.send(2 * S, wire.GetState(ticket=7))
-    server.runtime.inject(Ref("prefill"), PrefillDone(999, b"", 0), 2 * S)
+    server.runtime.inject(Ref("prefill"), PrefillDone(999, b"", 0, False), 2 * S)
     server.send(6 * S, wire.GetState(ticket=8))
     server.run_until(10 * S)
     cut_off, whole = [event for _, _, event in server.events if isinstance(event, wire.State)]

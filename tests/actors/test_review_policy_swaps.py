@@ -86,7 +86,7 @@ def test_an_engine_that_is_rebuilt_after_many_swaps_serves_with_the_policy_in_fo
     server = VirtualServer()
     for number in range(3 * BOOK_POLICIES):
         server.send(2 * S + number * 20 * MS, wire.SwapPolicy(NUMBERED.format(number=number)))
-    server.runtime.inject(Ref("prefill"), PrefillDone(999, b"", 0), 5 * S)
+    server.runtime.inject(Ref("prefill"), PrefillDone(999, b"", 0, False), 5 * S)
     server.submit(9 * S, "next", max_tokens=10, **SHORT)
     server.run_until(12 * S)
     assert server.runtime.stop_reason is None
