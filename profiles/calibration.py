@@ -54,7 +54,7 @@ def plan_probes(units_total: int, splits: Sequence[Split], layers: int, context_
 
 
 def fit(probes: Sequence[Probe], elapsed_ns: Mapping[int, int], layers: int) -> Estimates:
-    """Tables from the median of each shape's counted repeats; `elapsed_ns` by probe id, 0 for a failed one."""
+    """Tables from the median of each shape's counted repeats; `elapsed_ns` by probe id, 0 if it failed."""
     decode: dict[int, list[tuple[list[float], float]]] = {}
     prefill: dict[int, list[tuple[list[float], float]]] = {}
     for probe, elapsed in _medians(probes, elapsed_ns):
