@@ -41,6 +41,8 @@ def test_what_is_submitted_reaches_the_server_as_it_was_given(endpoint: str) -> 
 def test_two_streams_at_once_each_get_their_own_tokens(endpoint: str) -> None:
     with FakeGateway(endpoint, patient) as gateway, Client(endpoint) as client:
         one, two = client.submit("one"), client.submit("two")
+        # The gateway answers a submit by itself: wait for that, or what is said here may overtake it.
+        assert next(one).text == next(two).text == "first "
         for text in ("a", "b"):
             gateway.say(
                 protocol.Tokens(one.request_id, f"1{text}", (1,)),
