@@ -172,8 +172,8 @@ def _settle_thread(lane: CpuLane) -> None:
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, lane.cores)
-    # No lane is niced: a prefill thread that another process pushes aside while it holds the interpreter's
-    # lock stalls decode, and a decode step was seen to take twice its time for it.
+    # No lane is niced: a prefill thread that is pushed aside while it holds the interpreter's lock would hold
+    # up decode. That is a reason, not a measurement: the runs that compared both had other load beside them.
     torch.set_num_threads(len(lane.units))
     _set_mkl_threads(len(lane.units))
     deadline = time.monotonic() + 1.0
