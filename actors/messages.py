@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 from muxk.kernel.actor import Message
+from muxk.kernel.work import RowLogprobs
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -21,6 +22,25 @@ class SamplingParams(msgspec.Struct, frozen=True):
     choice: int
     stop: tuple[str, ...]
     ignore_eos: bool
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), ascending in tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    """No end of the sequence before so many generated tokens."""
+    logprobs: int | None = None
+    """Most likely tokens to report beside each generated one; None: no report."""
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    @property
+    def penalises(self) -> bool:
+        """The sampler has to know what was generated."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 class ChatTurn(msgspec.Struct, frozen=True):
@@ -44,6 +64,12 @@ class Request(msgspec.Struct, frozen=True):
     params: SamplingParams
     priority: int
     recomputes: int
+    request_class: str = ""
+    """What the client named; policies map it to SLOs."""
+    deadline_given_ns: int | None = None
+    """Arrival plus the client's own deadline for the first token, in place of the policy's TTFT SLO."""
+    notes: tuple[str, ...] = ()
+    """What the client is told with `Accepted`: fields that have no effect here."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -160,6 +186,9 @@ class JoinDecode(Message, frozen=True):
     """int32[requests]."""
     decode_running: bool
     """A decode step was in flight when their prefill ended."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    """Of the first tokens; `row` is the place in `requests`."""
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class GrowPages(Message, frozen=True):
@@ -186,6 +215,12 @@ class EmittedRow(msgspec.Struct, frozen=True, array_like=True):
     """`stop`, `length`, or None while it goes on."""
     reused_tokens: int
     """Prompt tokens that came from the prefix index."""
+    stop_token: int | None = None
+    """The member of `stop_token_ids` that ended it, if one did."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    """One for each of `tokens` when they were asked for."""
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    """With the first token, once a request: of prompt tokens 1 and up."""
 
 
 class TokensEmitted(Message, frozen=True):

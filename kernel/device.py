@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from muxk.kernel.actor import Message
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, Split
+from muxk.kernel.work import (
+    DecodeWork,
+    Item,
+    Phase,
+    PrefillWork,
+    ProbeWork,
+    RowLogprobs,
+    Split,
+    StepOutput,
+)
 
 
 class ItemDone(Message, frozen=True):
@@ -17,7 +26,11 @@ class ItemDone(Message, frozen=True):
     ended_ns: int
     """Both on the runtime's clock, taken by the lane, so that host latency is not in them."""
     tokens: bytes
-    """int32[rows] sampled tokens if the item was the last of its work, else empty."""
+    """int32 sampled tokens, see `StepOutput.tokens`."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    decode: StepOutput | None = None
+    """The output of the decode step of a fused item."""
 
 
 class ItemFailed(Message, frozen=True):
@@ -65,6 +78,14 @@ class Device(Protocol):
     def pages(self) -> int:
         """Pages of its KV pool, page 0 included, which is never given to a request."""
 
+    @property
+    def chunk_tokens_max(self) -> int:
+        """Most prompt tokens of one prefill chunk: what scratch memory allows."""
+
+    @property
+    def decode_ahead(self) -> int:
+        """Decode steps that may be queued behind the one that runs, before its tokens are known: 0 or 1."""
+
     def splits(self) -> tuple[Split, ...]:
         """Disjoint splits, ascending in decode units; empty when only time sharing is possible."""
 
@@ -96,11 +117,22 @@ class Runner(Protocol):
     @property
     def pages(self) -> int: ...
 
-    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
-        """Run layers; int32[rows] sampled tokens when `last_layer` is the model's last, else empty."""
+    @property
+    def chunk_tokens_max(self) -> int:
+        """Most prompt tokens whose activations one item may hold."""
 
-    def decode(self, work: DecodeWork) -> bytes:
-        """Run one whole step; int32[rows] sampled tokens."""
+    def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
+        """Run layers of the chunk `tokens` of a batch.
+
+        The hidden state is parked between two items of a chunk. Chunks of a batch run in order, each through
+        all layers before the next begins.
+        """
+
+    def decode(self, work: DecodeWork) -> StepOutput:
+        """Run one whole step, and keep its tokens for a step that follows with `carried_rows`."""
+
+    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
+        """A decode step and a prefill chunk in one pass through all layers: (decode's output, prefill's)."""
 
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
         """Run made-up tokens on page 0, for timing only."""

@@ -40,7 +40,14 @@ class LaneTable:
             if flight.lane is not lane
             and (flight.meets(lane.units) or (job is not None and flight.job is job))
         ]
-        item = Item(self.next_item, work, layers.start, layers.stop, layers.stop == self.device.layers)
+        item = Item(
+            self.next_item,
+            work,
+            layers.start,
+            layers.stop,
+            layers.stop == self.device.layers,
+            last_token=sum(work.new_tokens) if isinstance(work, PrefillWork) else 0,
+        )
         self.next_item += 1
         shared = self.others_busy(lane)
         self.flights[item.item_id] = Flight(item.item_id, lane, phase, work, len(layers), job, shared)

@@ -7,7 +7,7 @@ from typing import Any
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
-from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork
+from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, RowLogprobs
 
 
 class RunProbe(Message, frozen=True):
@@ -80,14 +80,16 @@ class PrefillCancelled(Message, frozen=True):
 
 
 class PrefillDone(Message, frozen=True):
-    """arbiter -> prefill: the last layer ended."""
+    """arbiter -> prefill: the last layer of a chunk ended, and with it rows of the batch."""
 
     batch_id: int
     tokens: bytes
-    """int32[rows], the first token of each row."""
+    """int32: the first token of each row that ended, which are the next ones in order; may be empty."""
     ended_ns: int
     decode_running: bool
     """A decode step is in flight, which these rows are not in."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class PrefillFailed(Message, frozen=True):
@@ -119,6 +121,7 @@ class DecodeStepDone(Message, frozen=True):
     tokens: bytes
     """int32[rows]."""
     ended_ns: int
+    logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class DecodeFailed(Message, frozen=True):

@@ -35,7 +35,7 @@ class PrefillView(msgspec.Struct, frozen=True):
     pairs: int
     """Query-key pairs, see `work.attention_pairs`."""
     layers_left: int
-    """Layers not launched yet."""
+    """Layers not launched yet of the chunk that was begun, or of the whole model before the next chunk."""
     arrival_ns: int
     """Of its oldest request."""
     deadline_ns: int
@@ -44,6 +44,13 @@ class PrefillView(msgspec.Struct, frozen=True):
     """0, or 1 when it preempted another batch."""
     preemptions: int
     """How often it was parked."""
+    chunk_tokens: int = 0
+    """Tokens of the chunk that was begun and has layers left; 0 between chunks."""
+    chunk_pairs: int = 0
+    tokens_left: int = 0
+    """New tokens of no chunk yet."""
+    pairs_left: int = 0
+    """Query-key pairs of those."""
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -99,6 +106,12 @@ class Decision(msgspec.Struct, frozen=True):
     """`point/rule` of every rule that fired, for explain and for counters."""
     errors: tuple[str, ...] = ()
     """What went wrong in rules that fell back; counted and logged, never fatal."""
+    tokens: int | None = None
+    """Tokens of the next prefill chunk, at least 1, when one begins with the next item; None: all that are
+    left. The device's `chunk_tokens_max` bounds it."""
+    fuse: bool = False
+    """Run the chunk through all layers in one pass with the decode step, on the lane of both. While a decode
+    batch runs nothing of prefill is launched by itself, and decode goes alone when no chunk is there."""
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -116,6 +129,8 @@ class RequestView(msgspec.Struct, frozen=True):
     priority: int
     """Lower is sooner."""
     recomputes: int
+    request_class: str = ""
+    """What the client named; empty when it named none."""
 
 
 class AdmitView(msgspec.Struct, frozen=True):

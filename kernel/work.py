@@ -22,6 +22,37 @@ class Phase(StrEnum):
     PREFILL = "prefill"
 
 
+class RowExtras(msgspec.Struct, frozen=True):
+    """What only some rows ask of the sampler; a row that asks none of it has no entry."""
+
+    row: int
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that was generated."""
+    frequency_penalty: float = 0.0
+    """Taken off once for each time the token was generated."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens in the prompt or generated."""
+    prompt: bytes = b""
+    """int32: the prompt's tokens; empty when no penalty is set."""
+    generated: bytes = b""
+    """int32: generated tokens that the host knows of, empty when no penalty is set. A carried token (see
+    `DecodeWork.carried_rows`) comes on top."""
+    bias_ids: bytes = b""
+    """int32: tokens whose logits get `bias_values` added."""
+    bias_values: bytes = b""
+    """float32, one for each of `bias_ids`."""
+    banned: bytes = b""
+    """int32: tokens that must not be sampled (ends of a sequence before `min_tokens`)."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside the sampled one; None: no report."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """False when the row is only reported on."""
+        penalised = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        return bool(penalised or self.bias_ids or self.banned)
+
+
 class SamplingColumns(msgspec.Struct, frozen=True):
     """Sampling parameters of a batch, one value a row in each column."""
 
@@ -36,11 +67,48 @@ class SamplingColumns(msgspec.Struct, frozen=True):
     choice: bytes
     """uint32[rows]; index of the choice among the `n` of a request."""
     greedy: bool
-    """True when every row is greedy: the whole batch is one argmax."""
+    """True when every row is greedy and `extras` is empty: the whole batch is one argmax."""
+    min_p: bytes = b""
+    """float32[rows], 0 is off; empty when it is off for all."""
+    extras: tuple[RowExtras, ...] = ()
+    """Ascending in rows."""
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one position of a row, of the model's own logits.
+
+    Before temperature, penalties, bias and filters, as vLLM's `raw_logprobs` are.
+    """
+
+    row: int
+    position: int
+    """Of the token that they are about, counted from the first token of the prompt."""
+    token: int
+    logprob: float
+    rank: int
+    """1 for the most likely token; ties rank by token id."""
+    top_ids: tuple[int, ...]
+    """The most likely tokens, most likely first, ties by token id."""
+    top_logprobs: tuple[float, ...]
+
+
+class StepOutput(msgspec.Struct, frozen=True):
+    """What an item hands to the host."""
+
+    tokens: bytes = b""
+    """int32: sampled tokens. Of a decode step one a row; of a prefill one for each row that its chunk ends,
+    in order of rows, with the chunk's last layer, else empty."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    """Of sampled tokens, for rows that ask for them. Rows are those of the work."""
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    """Of prompt tokens that a prefill chunk saw, ascending in row and position."""
 
 
 class PrefillWork(msgspec.Struct, frozen=True, tag=True):
-    """A batch of prompts, run layer by layer; sampling one token a row after the last layer.
+    """A batch of prompts, run in chunks of its tokens, each layer by layer; samples one token a row.
+
+    A chunk is a range of `tokens`, which may begin and end inside a row: the KV of what came before it in its
+    row is in the row's pages. A row is sampled with the last layer of the chunk that holds its last token.
 
     Row r has `new_tokens[r]` tokens to compute (at least 1) after `reused_tokens[r]` whose KV is in its
     pages already. The sampled token of row r has position `reused_tokens[r] + new_tokens[r]`.
@@ -56,6 +124,9 @@ class PrefillWork(msgspec.Struct, frozen=True, tag=True):
     """int32[rows, pages_per_row], padded with page 0, which holds nothing."""
     pages_per_row: int
     sampling: SamplingColumns
+    prompt_logprobs: tuple[tuple[int, int], ...] = ()
+    """(row, how many most likely tokens) of rows that want their prompt's log-probabilities. Such a row
+    reuses no tokens, unless it is recomputed."""
 
     @property
     def rows(self) -> int:
@@ -79,6 +150,13 @@ class DecodeWork(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int
     """Sum over the rows of positions + 1."""
     sampling: SamplingColumns
+    after_step: int = 0
+    """The step whose sampled tokens `carried_from` points to; the device keeps them for one step."""
+    carried_rows: bytes = b""
+    """int32: rows of this step whose token the host did not know when it submitted; ascending. What
+    `tokens` holds for them is ignored."""
+    carried_from: bytes = b""
+    """int32: for each of `carried_rows`, the row of step `after_step` that sampled its token."""
 
     @property
     def rows(self) -> int:
@@ -102,7 +180,11 @@ Work = PrefillWork | DecodeWork | ProbeWork
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A work item: layers [first_layer, last_layer) of a work, as it is launched on a lane."""
+    """A work item: layers [first_layer, last_layer) of a work, as it is launched on a lane.
+
+    Of a prefill it is layers of one chunk of tokens. With `decode` it is a fused step: one pass through all
+    layers over the rows of a decode step and a prefill chunk together.
+    """
 
     item_id: int
     work: Work
@@ -110,6 +192,11 @@ class Item(msgspec.Struct, frozen=True):
     last_layer: int
     is_last: bool
     """True when this item ends the work, so that it samples and frees what is parked."""
+    first_token: int = 0
+    last_token: int = 0
+    """Prefill: the chunk is `[first_token, last_token)` of the work's tokens."""
+    decode: DecodeWork | None = None
+    """The decode step of a fused item, whose `work` is a PrefillWork."""
 
 
 class Split(msgspec.Struct, frozen=True, order=True):

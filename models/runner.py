@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from muxk.kernel.work import PAGE_SIZE, DecodeWork, Phase, PrefillWork, ProbeWork, int32_array
+from muxk.kernel.work import (
+    PAGE_SIZE,
+    DecodeWork,
+    Phase,
+    PrefillWork,
+    ProbeWork,
+    StepOutput,
+    int32_array,
+)
 from muxk.models.cpu_prefill import row_positions
 from muxk.models.llama import LlamaDecoder
 from muxk.models.ops import Attention, KvLayer, kv_bytes_per_page
@@ -70,23 +78,35 @@ class ModelRunner:
         config = self.decoder.config
         return kv_bytes_per_page(config.layers, config.kv_heads, config.head_dim)
 
+    @property
+    def chunk_tokens_max(self) -> int:
+        """Most prompt tokens whose activations one item may hold."""
+        return 8192
+
     @torch.inference_mode()
-    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
-        """Run layers [first_layer, last_layer); int32[rows] tokens after the last layer, else empty.
+    def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
+        """Run `layers` of a chunk of the batch's tokens.
 
         The hidden states stay parked under the batch id from one call to the next.
         """
+        assert len(tokens) == sum(work.new_tokens), "chunks come next"
+        first_layer, last_layer = layers.start, layers.stop
         state = self._begin(work) if first_layer == 0 else self._unpark(work.batch_id)
         assert state.next_layer == first_layer, (state.next_layer, first_layer)
         self._run_layers(state, last_layer)
         if last_layer < self._layers:
             self._park(work.batch_id, state)
-            return b""
-        return self._sample_prefill(work, state.hidden).tobytes()
+            return StepOutput()
+        return StepOutput(self._sample_prefill(work, state.hidden).tobytes())
 
     @torch.inference_mode()
-    def decode(self, work: DecodeWork) -> bytes:
-        """Run one whole step; int32[rows] tokens."""
+    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
+        """A decode step and a prefill chunk in one pass: (decode's output, prefill's)."""
+        raise NotImplementedError("comes next")
+
+    @torch.inference_mode()
+    def decode(self, work: DecodeWork) -> StepOutput:
+        """Run one whole step; one token a row."""
         positions = int32_array(work.positions)
         logits, order = self.decode_logits(
             int32_array(work.tokens), positions, _page_table(work.page_table, work.pages_per_row)
@@ -94,7 +114,7 @@ class ModelRunner:
         tokens = np.empty(len(order), dtype=np.int32)
         sampling = sampling_of(work.sampling).of(order)
         tokens[order] = sample(logits, sampling, positions[order].astype(np.int64) + 1)
-        return tokens.tobytes()
+        return StepOutput(tokens.tobytes())
 
     @torch.inference_mode()
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:

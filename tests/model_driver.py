@@ -78,7 +78,7 @@ class Driver:
         )
         edges = [0, *cuts, self.runner.layers]
         for first, last in itertools.pairwise(edges):
-            tokens = self.runner.prefill(work, first, last)
+            tokens = self.runner.prefill(work, range(sum(work.new_tokens)), range(first, last)).tokens
             assert (tokens == b"") == (last < self.runner.layers)
         _take(requests, tokens)
 
@@ -95,7 +95,7 @@ class Driver:
             sampling=sampling or columns(len(requests)),
             **_table(requests),
         )
-        _take(requests, self.runner.decode(work))
+        _take(requests, self.runner.decode(work).tokens)
 
     def generate(self, prompts: list[list[int]], steps: int, cuts: Sequence[int] = ()) -> list[list[int]]:
         """Greedy outputs of `steps` tokens of a batch."""

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from muxk.kernel.device import DevicePort, ItemDone, ItemFailed, Lane, Runner
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, Split
+from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, Split, StepOutput
 
 if TYPE_CHECKING:
     from muxk.kernel.actor import Message
@@ -68,6 +68,8 @@ class CpuDevice:
         self.name = f"cpu:{self.units}"
         self.layers = runner.layers
         self.pages = runner.pages
+        self.chunk_tokens_max = runner.chunk_tokens_max
+        self.decode_ahead = 0
         self._lanes: dict[tuple[Phase, int], CpuLane] = {}
         self._ended: dict[int, threading.Event] = {}
         self._port: DevicePort | None = None
@@ -151,19 +153,31 @@ class CpuDevice:
         assert self._port is not None
         started_ns = self._port.now_ns()
         try:
-            tokens = self._run_work(item)
+            decode, output = self._run_work(item)
         except Exception as error:  # the reason goes to the client; the lane serves on
             return ItemFailed(item.item_id, f"{type(error).__name__}: {error}")
-        return ItemDone(item.item_id, started_ns, self._port.now_ns(), tokens)
+        return ItemDone(
+            item.item_id,
+            started_ns,
+            self._port.now_ns(),
+            output.tokens,
+            output.logprobs,
+            output.prompt_logprobs,
+            decode,
+        )
 
-    def _run_work(self, item: Item) -> bytes:
+    def _run_work(self, item: Item) -> tuple[StepOutput | None, StepOutput]:
+        """The output of a fused decode step, if there is one, and that of the item's work."""
         work = item.work
         if isinstance(work, PrefillWork):
-            return self._runner.prefill(work, item.first_layer, item.last_layer)
+            tokens = range(item.first_token, item.last_token)
+            if item.decode is not None:
+                return self._runner.fused(item.decode, work, tokens)
+            return None, self._runner.prefill(work, tokens, range(item.first_layer, item.last_layer))
         if isinstance(work, DecodeWork):
-            return self._runner.decode(work)
+            return None, self._runner.decode(work)
         self._runner.probe(work, item.first_layer, item.last_layer)
-        return b""
+        return None, StepOutput()
 
 
 def _settle_thread(lane: CpuLane) -> None:

@@ -86,6 +86,8 @@ class SimDevice:
         self.units = units
         self.layers = layers
         self.pages = pages
+        self.chunk_tokens_max = 1 << 20
+        self.decode_ahead = 0
         self._costs = costs or SimCosts()
         self._granularity = granularity
         self._slots: npt.NDArray[np.int64] = np.full(pages * PAGE_SIZE, -1, dtype=np.int64)

@@ -15,7 +15,7 @@ from muxk.kernel.device import DevicePort, ItemDone, ItemFailed, Lane
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimDevice
 from muxk.kernel.messages import PrefillDone
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, int32_bytes
+from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, StepOutput, int32_bytes
 from virtual_server import MS, S, VirtualServer, expected_tokens
 
 Fail = Callable[[Item], str | None]
@@ -127,16 +127,20 @@ class ParkingRunner:
 
     layers = 4
     pages = 8
+    chunk_tokens_max = 4096
 
     def __init__(self) -> None:
         self.parked: dict[int, bytes] = {}
 
-    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
+    def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
         self.parked[work.batch_id] = bytes(8)
-        return b""
+        return StepOutput()
 
-    def decode(self, work: DecodeWork) -> bytes:
-        return b""
+    def decode(self, work: DecodeWork) -> StepOutput:
+        return StepOutput()
+
+    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
+        return StepOutput(), StepOutput()
 
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None: ...
 

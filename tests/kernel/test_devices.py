@@ -16,7 +16,16 @@ from muxk.kernel.actor import Message
 from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, SamplingColumns, Split
+from muxk.kernel.work import (
+    DecodeWork,
+    Item,
+    Phase,
+    PrefillWork,
+    ProbeWork,
+    SamplingColumns,
+    Split,
+    StepOutput,
+)
 
 LAYERS = 4
 
@@ -26,6 +35,7 @@ class SlowRunner:
 
     layers = LAYERS
     pages = 64
+    chunk_tokens_max = 4096
 
     def __init__(self) -> None:
         self.spans: list[tuple[object, int, int]] = []
@@ -41,13 +51,20 @@ class SlowRunner:
             self.spans.append((key, started, time.monotonic_ns()))
         return b"\1\0\0\0"
 
-    def prefill(self, work: PrefillWork, first_layer: int, last_layer: int) -> bytes:
+    def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
         if work.batch_id == 666:
             raise ValueError("a broken batch")
-        return self._run((work.batch_id, first_layer)) if last_layer == LAYERS else self._run(0) and b""
+        if layers.stop == LAYERS:
+            return StepOutput(self._run((work.batch_id, layers.start)))
+        self._run(0)
+        return StepOutput()
 
-    def decode(self, work: DecodeWork) -> bytes:
-        return self._run("decode")
+    def decode(self, work: DecodeWork) -> StepOutput:
+        return StepOutput(self._run("decode"))
+
+    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
+        token = self._run(("fused", work.batch_id, tokens))
+        return StepOutput(token), StepOutput(token)
 
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
         self._run("probe")
