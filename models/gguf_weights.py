@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from muxk.models.config import ModelConfig, config_from_gguf
 from muxk.models.errors import ModelError, damaged
+from muxk.models.gguf_blocks import QuantisedMatrix, quantised_matrix
 from muxk.models.gguf_file import GgufFile, GgufTensor
 from numpy.typing import NDArray
 
@@ -53,6 +54,21 @@ class GgufWeights:
     def tensor(self, name: str) -> torch.Tensor:
         """float32, in Hugging Face's shape and layout. ModelError when missing or cut short."""
         entry = self._entry(name)
+        values = torch.from_numpy(_dequantise(self._raw(entry), entry))
+        order = self._order(name, entry)
+        return values if order is None else values[torch.from_numpy(order)]
+
+    def quantised(self, name: str) -> QuantisedMatrix | None:
+        """A matrix as the file holds it, with the rows of `tensor`; None where it is not made of blocks."""
+        entry = self._entry(name)
+        if len(entry.shape) != 2:
+            return None
+        raw = self._raw(entry)
+        matrix = quantised_matrix(raw, entry.shape[0], gguf.GGMLQuantizationType(entry.type_number))
+        order = self._order(name, entry)
+        return matrix if matrix is None or order is None else matrix.rows(order)
+
+    def _raw(self, entry: GgufTensor) -> NDArray[np.uint8]:
         size = _stored_bytes(entry, self._file)
         raw = self._data[entry.start : entry.start + size]
         if len(raw) != size:
@@ -61,7 +77,7 @@ class GgufWeights:
                 f"tensor {entry.name!r} needs bytes {entry.start} to {entry.start + size}, "
                 f"the file has {self._file.file_bytes}",
             )
-        return self._unpermuted(name, torch.from_numpy(_dequantise(raw, entry)))
+        return raw
 
     def _entry(self, name: str) -> GgufTensor:
         gguf_name = gguf_tensor_name(name)
@@ -70,13 +86,13 @@ class GgufWeights:
             raise ModelError(f"{self.path}: tensor {gguf_name!r} is missing (it holds {name!r})")
         return entry
 
-    def _unpermuted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Undo the interleaving of query and key heads that converters apply for some architectures."""
-        if not self.config.permuted_in_gguf or not re.search(r"\.[qk]_proj\.", name):
-            return tensor
-        pairs = self.config.head_dim // 2
-        heads = tensor.shape[0] // self.config.head_dim
-        return tensor.view(heads, pairs, 2, -1).transpose(1, 2).reshape(tensor.shape)
+    def _order(self, name: str, entry: GgufTensor) -> NDArray[np.int64] | None:
+        """The rows that undo the interleaving of query and key heads by converters of some architectures."""
+        rows, dims = entry.shape[0], self.config.head_dim
+        permuted = self.config.permuted_in_gguf and re.search(r"\.[qk]_proj\.", name)
+        if not permuted or rows % dims:  # A wrong number of rows is the reader's to report.
+            return None
+        return np.arange(rows).reshape(-1, dims // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def gguf_tensor_name(name: str) -> str:

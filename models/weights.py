@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from muxk.models.config import ModelConfig, config_from_folder
 from muxk.models.errors import ModelError, damaged
+from muxk.models.gguf_blocks import QuantisedMatrix
 from safetensors import SafetensorError, safe_open
 
 Progress = Callable[[int, int, str], None]
@@ -27,6 +28,14 @@ class Weights(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """float32, contiguous, in Hugging Face's shape and layout. ModelError names what is wrong."""
+
+
+@runtime_checkable
+class QuantisedWeights(Weights, Protocol):
+    """Weights that can also be had as the file holds them."""
+
+    def quantised(self, name: str) -> QuantisedMatrix | None:
+        """A matrix in blocks of integers, shaped like `tensor`; None where the file holds it otherwise."""
 
 
 class SafetensorsWeights:

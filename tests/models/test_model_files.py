@@ -128,6 +128,20 @@ def test_quantised_tensors_are_read_as_the_gguf_package_reads_them(tmp_path: Pat
     assert np.array_equal(read.tensor(name).numpy(), gguf.quants.dequantize(data, type_))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["F16", "Q4_1", "Q8_0"])
+def test_a_matrix_in_blocks_has_the_rows_of_the_dequantised_one(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    weights = RandomWeights(tiny_config(architecture, hidden=64))
+    read = GgufWeights(read_gguf(write_gguf(tmp_path / "tiny.gguf", weights, kind)))
+    for name in tensor_names(read.config):
+        matrix = read.quantised(name)
+        tensor = read.tensor(name)
+        assert (matrix is None) == (kind == "F16" or tensor.dim() == 1 or tensor.shape[1] % 32 != 0)
+        assert matrix is None or np.array_equal(matrix.dequantised(), tensor.numpy()), name
+
+
 @pytest.mark.model
 def test_the_embedded_file_is_read_as_the_gguf_package_reads_it() -> None:
     path = resolve_model(EMBEDDED_ALIAS).path
