@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from muxk.kernel.work import PAGE_SIZE
-from muxk.models.ops import KvLayer, Slots
+from muxk.models.ops import Heads, KvLayer, Slots
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,18 +28,17 @@ class DecodeAttention:
         self,
         page_table: NDArray[np.int32],
         positions: NDArray[np.int32],
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
+        heads: Heads,
+        window: int | None = None,
     ) -> None:
-        """page_table int32[rows, pages]; positions int32[rows], ascending."""
+        """page_table int32[rows, pages]; positions int32[rows], ascending. Pages before a window are read."""
         table = page_table.astype(np.int64)
         rows = np.arange(len(positions))
         pages = torch.from_numpy(table[rows, positions // PAGE_SIZE])
         self.slots = Slots(pages, torch.from_numpy((positions % PAGE_SIZE).astype(np.int64)))
-        self._shape = _Shape(heads, kv_heads, head_dim)
+        self._shape = _Shape(heads.queries, heads.kv, heads.dim)
         self._groups = [
-            _group(table[first:last], positions[first:last], first, self._shape)
+            _group(table[first:last], positions[first:last], first, self._shape, window)
             for first, last in group_rows(positions // PAGE_SIZE + 1)
         ]
 
@@ -77,7 +76,7 @@ class _Group:
     """int32[rows * heads * pages * PAGE_SIZE]: rows of the value pool, one bag for each query head."""
     value_offsets: Tensor
     mask: Tensor
-    """float32[rows, 1, 1, pages * PAGE_SIZE]: 0, or -inf past the end of the row."""
+    """float32[rows, 1, 1, pages * PAGE_SIZE]: 0, or -inf outside what the row sees."""
 
 
 def group_rows(pages: NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -92,7 +91,9 @@ def group_rows(pages: NDArray[np.int32]) -> list[tuple[int, int]]:
     return ranges[::-1]
 
 
-def _group(table: NDArray[np.int64], positions: NDArray[np.int32], first: int, shape: _Shape) -> _Group:
+def _group(
+    table: NDArray[np.int64], positions: NDArray[np.int32], first: int, shape: _Shape, window: int | None
+) -> _Group:
     pages = int(positions[-1]) // PAGE_SIZE + 1
     rows, tokens = len(table), pages * PAGE_SIZE
     # Page and KV head of each block: [rows, kv_heads, pages].
@@ -101,8 +102,10 @@ def _group(table: NDArray[np.int64], positions: NDArray[np.int32], first: int, s
     key_shape = (rows, shape.kv_heads, pages, shape.group, shape.head_dim)
     value_rows = (blocks[..., None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(rows, -1, 1, tokens)
     value_shape = (rows, shape.kv_heads, shape.group, tokens)
-    past_end = np.arange(tokens) > positions[:, None]
-    mask = np.where(past_end, np.float32(-np.inf), np.float32(0.0))
+    unseen = np.arange(tokens) > positions[:, None]
+    if window is not None:
+        unseen |= np.arange(tokens) <= positions[:, None] - window
+    mask = np.where(unseen, np.float32(-np.inf), np.float32(0.0))
     return _Group(
         first=first,
         last=first + rows,

@@ -69,13 +69,21 @@ class CpuOperators:
         reused_tokens: Sequence[int],
         heads: Heads,
         rotation: Tensor,
+        window: int | None = None,
     ) -> Attention:
-        return TorchAttention(PrefillAttention(page_table, new_tokens, reused_tokens), heads, rotation)
+        return TorchAttention(
+            PrefillAttention(page_table, new_tokens, reused_tokens, window), heads, rotation
+        )
 
     def decode_attention(
-        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: Heads, rotation: Tensor
+        self,
+        page_table: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        heads: Heads,
+        rotation: Tensor,
+        window: int | None = None,
     ) -> Attention:
-        paged = DecodeAttention(page_table, positions, heads.queries, heads.kv, heads.dim)
+        paged = DecodeAttention(page_table, positions, heads, window)
         return TorchAttention(paged, heads, rotation)
 
     def kv_layer(self, pages: int, kv_heads: int, head_dim: int) -> KvLayer:

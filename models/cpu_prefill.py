@@ -31,9 +31,14 @@ class PrefillAttention:
     """The attention of one prefill call. Rows without reused tokens never read the pool."""
 
     def __init__(
-        self, page_table: NDArray[np.int32], new_tokens: Sequence[int], reused_tokens: Sequence[int]
+        self,
+        page_table: NDArray[np.int32],
+        new_tokens: Sequence[int],
+        reused_tokens: Sequence[int],
+        window: int | None = None,
     ) -> None:
         """page_table int32[rows, pages]; the counts are one for each row."""
+        self._window = window
         table = page_table.astype(np.int64)
         firsts = np.concatenate([[0], np.cumsum(new_tokens)])
         self._rows = [
@@ -50,10 +55,10 @@ class PrefillAttention:
         out = queries.new_empty(tokens, heads * dim)
         for row in self._rows:
             span = slice(row.first, row.first + row.new)
-            if row.reused == 0:
+            if row.reused == 0 and (self._window is None or row.new <= self._window):
                 _attend_alone(queries[span], keys[span], values[span], out[span])
             else:
-                _attend_after(queries[span], row, kv, out[span])
+                _attend_after(queries[span], row, kv, out[span], self._window)
         return out
 
 
@@ -87,13 +92,13 @@ def _attend_alone(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) ->
     )
 
 
-def _attend_after(queries: Tensor, row: _Row, kv: KvLayer, out: Tensor) -> None:
+def _attend_after(queries: Tensor, row: _Row, kv: KvLayer, out: Tensor, window: int | None) -> None:
     """Attention of one row to its reused pages and its own new tokens, a block of queries at a time."""
     keys, values = _gather(kv, row.pages)
     grouped = _grouped_queries(queries, keys.shape[0])
     groups = grouped.shape[0]
     block = min(QUERY_BLOCK, row.new)
-    mask = _right_aligned_mask(block, row.reused + row.new)
+    mask = _right_aligned_mask(block, row.reused + row.new, window)
     for start in range(0, row.new, block):
         size = min(block, row.new - start)
         seen = row.reused + start + size
@@ -106,13 +111,16 @@ def _attend_after(queries: Tensor, row: _Row, kv: KvLayer, out: Tensor) -> None:
         _store(attended, out[start : start + size])
 
 
-def _right_aligned_mask(block: int, keys: int) -> Tensor:
-    """float32[block, keys]: causal in its last `block` columns, open before.
+def _right_aligned_mask(block: int, keys: int, window: int | None) -> Tensor:
+    """float32[block, keys]: causal in its last `block` columns, open before or as far as the window goes.
 
     The mask of any block of queries is its lower right corner.
     """
     mask = torch.zeros(block, keys)
     mask[:, keys - block :].masked_fill_(torch.ones(block, block, dtype=torch.bool).triu_(1), -torch.inf)
+    if window is not None:
+        before = torch.ones(block, keys, dtype=torch.bool).tril_(keys - block - window)
+        mask.masked_fill_(before, -torch.inf)
     return mask
 
 

@@ -154,15 +154,20 @@ INLINE void FN(micro_values)(const int rows, const int vectors, const float *wei
         for (int j = 0; j < vectors; j++) STORE(out + i * STRIDE + j * LANES, sums[i][j]);
 }
 
-/* Turn one row's scores of a block of `width` tokens into weights; 0 past the end of what it sees. */
+/* Turn one row's scores of a block of `width` tokens into weights; 0 outside what it sees. */
 INLINE void FN(soften)(Tile *tile, int64_t row, int64_t start, int64_t width, int64_t dim, float scale) {
     float *scores = tile->scores[row];
-    int64_t seen = tile->seen[row] - start;
+    int64_t seen = tile->seen[row] - start, unseen = tile->first[row] - start;
     for (int64_t t = seen < 0 ? 0 : seen; t < width; t++) scores[t] = -INFINITY;
+    for (int64_t t = 0; t < unseen && t < width; t++) scores[t] = -INFINITY;
     vec peak = ALL(-INFINITY), total = ALL(0);
     for (int64_t t = 0; t < width; t += LANES) peak = FN(vmax)(peak, LOAD(scores + t));
     float highest = FN(max_of)(peak) * scale, before = tile->highest[row];
     if (highest < before) highest = before;
+    if (highest == -INFINITY) { /* the block lies before the row's window */
+        memset(scores, 0, (size_t)width * 4);
+        return;
+    }
     for (int64_t t = 0; t < width; t += LANES) {
         vec weights = FN(vexp)(LOAD(scores + t) * scale - highest);
         STORE(scores + t, weights);
@@ -210,6 +215,7 @@ static void FN(attend_tile)(const Batch *batch, const Layer *layer, int64_t inde
     int64_t first = batch->tiles_of[2 * index], tokens = batch->tiles_of[2 * index + 1];
     const int32_t *pages = batch->pages + batch->owners[first] * batch->pages_per_row;
     int64_t end = batch->positions[first + tokens - 1] + 1;
+    int64_t begin = batch->positions[first] + 1 - batch->window;
     /* More query heads than a tile has rows: several passes over the group. */
     for (int64_t past = 0; past < group; past += TILE_ROWS) {
         Tile tile;
@@ -220,11 +226,12 @@ static void FN(attend_tile)(const Batch *batch, const Layer *layer, int64_t inde
             const float *head = layer->qkv + (token * (heads + 2 * batch->kv_heads) + query) * dim;
             memcpy(tile.queries[row], head, (size_t)dim * 4);
             tile.seen[row] = batch->positions[token] + 1;
+            tile.first[row] = tile.seen[row] - batch->window;
             tile.highest[row] = -INFINITY;
             tile.total[row] = 0.0f;
             memset(tile.out[row], 0, (size_t)dim * 4);
         }
-        for (int64_t start = 0; start < end; start += BLOCK)
+        for (int64_t start = begin > 0 ? begin / BLOCK * BLOCK : 0; start < end; start += BLOCK)
             FN(attend_block)(&tile, batch, layer, pages + start / PAGE, kv_head, start, start + BLOCK < end ? start + BLOCK : end);
         for (int64_t row = 0; row < tile.rows; row++) {
             int64_t token = first + row / count, query = kv_head * group + past + row % count;

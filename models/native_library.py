@@ -16,7 +16,7 @@ from typing import Any
 
 import torch as torch
 
-VERSION = 1
+VERSION = 2
 """Of functions and structs; a library built from another version is not used."""
 SOURCE = Path(__file__).with_name("native_operators.c")
 BUILT = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
@@ -31,7 +31,7 @@ class Batch(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("tokens", "padded_tokens", "tiles", "pages_per_row")),
-        *((name, c_int64) for name in ("heads", "kv_heads", "dim", "work")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "dim", "work", "window")),
         ("epsilon", c_float),
         *((name, c_void_p) for name in ("owners", "positions", "pages", "tiles_of", "rotation")),
     ]

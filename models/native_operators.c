@@ -9,7 +9,7 @@
 #include <string.h>
 #include <math.h>
 
-#define VERSION 1        /* of the functions and structs below; native_library.py has the same number */
+#define VERSION 2        /* of the functions and structs below; native_library.py has the same number */
 #define PAGE 16          /* tokens of a KV page: muxk.kernel.work.PAGE_SIZE */
 #define LANES 8
 #define MAX_DIM 256
@@ -44,6 +44,7 @@ typedef struct {
     int64_t kv_heads;
     int64_t dim;           /* a multiple of 8, at most MAX_DIM */
     int64_t work;          /* multiply-adds of one layer's attention, roughly */
+    int64_t window;        /* tokens that a query sees at most, itself included */
     float epsilon;         /* of the norms of queries and keys */
     const int32_t *owners;    /* [tokens] the row of each token */
     const int32_t *positions; /* [tokens] its place in the row's context */
@@ -75,7 +76,8 @@ typedef struct {
 /* The query rows of one tile for one KV head, and their running softmax (Milakov and Gimelshein, 2018). */
 typedef struct {
     int64_t rows;
-    int64_t seen[TILE_ROWS]; /* tokens that the row attends to */
+    int64_t first[TILE_ROWS]; /* the first token that the row attends to */
+    int64_t seen[TILE_ROWS];  /* and the one after the last */
     float highest[TILE_ROWS];
     float total[TILE_ROWS];
     float queries[TILE_ROWS][STRIDE];

@@ -29,6 +29,8 @@ from torch import Tensor
 
 SMALL_WORK = 500_000
 """Multiply-adds (about 50 us) up to which a call keeps the interpreter."""
+UNLIMITED = 1 << 40
+"""A window that no context reaches."""
 WORK_PER_NORMED = 2
 WORK_PER_SILU = 16
 
@@ -63,14 +65,20 @@ class NativeOperators(CpuOperators):
         reused_tokens: Sequence[int],
         heads: Heads,
         rotation: Tensor,
+        window: int | None = None,
     ) -> NativeAttention:
-        return NativeAttention(self._library, page_table, new_tokens, reused_tokens, heads, rotation)
+        return NativeAttention(self._library, page_table, new_tokens, reused_tokens, heads, rotation, window)
 
     def decode_attention(
-        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: Heads, rotation: Tensor
+        self,
+        page_table: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        heads: Heads,
+        rotation: Tensor,
+        window: int | None = None,
     ) -> NativeAttention:
         ones = (1,) * len(positions)
-        return NativeAttention(self._library, page_table, ones, positions.tolist(), heads, rotation)
+        return NativeAttention(self._library, page_table, ones, positions.tolist(), heads, rotation, window)
 
     def _norm(self, x: Tensor, added: int | None, weight: Tensor, epsilon: float) -> Tensor:
         rows, width = x.shape
@@ -101,20 +109,23 @@ class NativeAttention:
         reused_tokens: Sequence[int],
         heads: Heads,
         rotation: Tensor,
+        window: int | None = None,
     ) -> None:
-        """page_table int32[rows, pages]; rotation complex64[tokens, 1, dim / 2]."""
+        """page_table int32[rows, pages]; rotation complex64[tokens, 1, dim / 2]; a window is at least 1."""
+        assert window is None or window >= 1, window
         assert supports(heads.dim), heads.dim
         positions = row_positions(new_tokens, reused_tokens).astype(np.int32)
         owners = np.repeat(np.arange(len(page_table), dtype=np.int32), new_tokens)
         tiles = _tiles(new_tokens, max(1, TILE_ROWS // heads.group))
         assert rotation.shape[0] == len(positions), (rotation.shape, len(positions))
         assert positions.max() < page_table.shape[1] * PAGE_SIZE, (positions.max(), page_table.shape)
-        work = 2 * int(positions.sum(dtype=np.int64) + len(positions)) * heads.queries * heads.dim
+        seen = positions.astype(np.int64) + 1 if window is None else np.minimum(positions + 1, window)
+        work = 2 * int(seen.sum(dtype=np.int64)) * heads.queries * heads.dim
         self._heads = heads
         self._functions = _functions(library, work)
         # The struct holds addresses only; these are what they point to.
         self._kept = (owners, positions, np.ascontiguousarray(page_table), tiles, rotation.contiguous())
-        self._batch = _batch(self._kept, heads, work)
+        self._batch = _batch(self._kept, heads, work, UNLIMITED if window is None else window)
 
     def __call__(self, qkv: Tensor, norms: HeadNorms | None, kv: KvLayer) -> Tensor:
         heads = self._heads
@@ -145,6 +156,7 @@ def _batch(
     kept: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Tensor],
     heads: Heads,
     work: int,
+    window: int,
 ) -> Batch:
     owners, positions, pages, tiles, rotation = kept
     return Batch(
@@ -156,6 +168,7 @@ def _batch(
         kv_heads=heads.kv,
         dim=heads.dim,
         work=work,
+        window=window,
         epsilon=heads.epsilon,
         owners=owners.ctypes.data,
         positions=positions.ctypes.data,

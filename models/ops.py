@@ -111,16 +111,26 @@ class Operators(Protocol):
         reused_tokens: Sequence[int],
         heads: Heads,
         rotation: Tensor,
+        window: int | None = None,
     ) -> Attention:
         """Causal attention of rows of new tokens, each after the reused tokens in its pages.
 
-        `rotation` complex64[tokens, 1, dim / 2]: of each new token's position.
+        `rotation` complex64[tokens, 1, dim / 2]: of each new token's position. With a `window` a token sees
+        itself and the `window - 1` tokens before it, otherwise all before it.
         """
 
     def decode_attention(
-        self, page_table: NDArray[np.int32], positions: NDArray[np.int32], heads: Heads, rotation: Tensor
+        self,
+        page_table: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        heads: Heads,
+        rotation: Tensor,
+        window: int | None = None,
     ) -> Attention:
-        """Attention of one token a row over `positions + 1` tokens; `positions` must ascend."""
+        """Attention of one token a row over `positions + 1` tokens; `positions` must ascend.
+
+        `window` as in `prefill_attention`.
+        """
 
     def kv_layer(self, pages: int, kv_heads: int, head_dim: int) -> KvLayer:
         """An empty KV pool of one layer."""

@@ -18,6 +18,7 @@ from muxk.models.ops import Heads, KvLayer
 from torch import Tensor
 
 HEADS, KV_HEADS, DIM, PAGES = 6, 2, 8, 400
+WINDOWS = [None, 1, 20, 300]
 SHAPE = Heads(HEADS, KV_HEADS, DIM, epsilon=1e-5)
 
 
@@ -47,9 +48,11 @@ def paged(rows: list[tuple[Tensor, Tensor]], counts: list[int]) -> tuple[KvLayer
     return kv, table
 
 
-def attention_of_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attention_of_one(query: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
     """query [heads, dim], keys and values [tokens, kv_heads, dim] -> [heads * dim], by the formula."""
     group = HEADS // KV_HEADS
+    if window is not None:
+        keys, values = keys[-window:], values[-window:]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("hd,thd->ht", query, keys) / DIM**0.5
     return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values).flatten()
@@ -68,8 +71,9 @@ def padded_qkv(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "contexts", [[1], [16], [17], [1, 2, 15, 16, 17, 33], [3, 40, 1500], [100] * 5 + [900] * 3, [64] * 8]
 )
+@pytest.mark.parametrize("window", WINDOWS)
 def test_decode_attention_of_ragged_rows_equals_the_formula(
-    float32_operators: CpuOperators, contexts: list[int]
+    float32_operators: CpuOperators, contexts: list[int], window: int | None
 ) -> None:
     rows = [
         (random(size, KV_HEADS, DIM, seed=size + index), random(size, KV_HEADS, DIM, seed=size - index))
@@ -78,10 +82,10 @@ def test_decode_attention_of_ragged_rows_equals_the_formula(
     kv, table = paged(rows, [size - 1 for size in contexts])
     queries = random(len(rows), HEADS, DIM)
     positions = np.array(contexts, dtype=np.int32) - 1
-    attention = float32_operators.decode_attention(table, positions, SHAPE, unrotated(len(rows)))
+    attention = float32_operators.decode_attention(table, positions, SHAPE, unrotated(len(rows)), window)
     keys, values = (torch.stack([row[part][-1] for row in rows]) for part in (0, 1))
     found = attention(padded_qkv(queries, keys, values), None, kv)
-    wanted = torch.stack([attention_of_one(q, k, v) for q, (k, v) in zip(queries, rows, strict=True)])
+    wanted = torch.stack([attention_of_one(q, k, v, window) for q, (k, v) in zip(queries, rows, strict=True)])
     assert not found[len(rows) :].any()
     torch.testing.assert_close(found[: len(rows)], wanted, rtol=1e-4, atol=1e-5)
 
@@ -96,8 +100,9 @@ def test_decode_attention_of_ragged_rows_equals_the_formula(
         [(QUERY_BLOCK, 1)],
     ],
 )
+@pytest.mark.parametrize("window", WINDOWS)
 def test_prefill_attention_after_reused_tokens_equals_the_formula(
-    float32_operators: CpuOperators, counts: list[tuple[int, int]]
+    float32_operators: CpuOperators, counts: list[tuple[int, int]], window: int | None
 ) -> None:
     sizes = [new + reused for new, reused in counts]
     rows = [
@@ -107,7 +112,7 @@ def test_prefill_attention_after_reused_tokens_equals_the_formula(
     new_tokens, reused_tokens = zip(*counts, strict=True)
     queries = random(sum(new_tokens), HEADS, DIM)
     attention = float32_operators.prefill_attention(
-        table, new_tokens, reused_tokens, SHAPE, unrotated(len(queries))
+        table, new_tokens, reused_tokens, SHAPE, unrotated(len(queries)), window
     )
     keys, values = (
         torch.cat([row[part][reused:] for row, reused in zip(rows, reused_tokens, strict=True)])
@@ -119,7 +124,7 @@ def test_prefill_attention_after_reused_tokens_equals_the_formula(
         for row, (new, reused) in zip(rows, counts, strict=True)
         for index in range(new)
     ]
-    wanted = torch.stack([attention_of_one(q, k, v) for q, (k, v) in zip(queries, seen, strict=True)])
+    wanted = torch.stack([attention_of_one(q, k, v, window) for q, (k, v) in zip(queries, seen, strict=True)])
     assert not found[len(queries) :].any()
     torch.testing.assert_close(found[: len(queries)], wanted, rtol=1e-4, atol=1e-5)
 

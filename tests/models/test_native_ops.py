@@ -62,7 +62,11 @@ class Case:
         self.keys, self.values = random(*shape, seed=seed + 3), random(*shape, seed=seed + 4)
 
     def run(
-        self, operators: CpuOperators, norms: HeadNorms | None = None, row: int | None = None
+        self,
+        operators: CpuOperators,
+        norms: HeadNorms | None = None,
+        row: int | None = None,
+        window: int | None = None,
     ) -> tuple[Tensor, KvLayer]:
         """The output and the pool of all rows, or of one of them alone."""
         rows = slice(None) if row is None else slice(row, row + 1)
@@ -71,7 +75,7 @@ class Case:
         keys, values = self.keys.clone(), self.values.clone().transpose(2, 3).contiguous()
         kv = KvLayer(keys, values)
         attention = operators.prefill_attention(
-            self.table[rows], self.new[rows], self.reused[rows], self.heads, self.rotation[tokens]
+            self.table[rows], self.new[rows], self.reused[rows], self.heads, self.rotation[tokens], window
         )
         return attention(self.qkv[tokens].clone(), norms, kv), kv
 
@@ -126,14 +130,16 @@ def test_a_row_has_the_same_bits_in_any_batch(native: NativeOperators, heads: He
 
 @needs_native
 @pytest.mark.parametrize("heads", SHAPES[:1], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 16, 260])
 def test_a_token_has_the_same_bits_in_a_prefill_and_in_a_decode_step(
-    native: NativeOperators, heads: Heads
+    native: NativeOperators, heads: Heads, window: int | None
 ) -> None:
-    whole = Case(heads, [(300, 0)])
-    attended, kv = whole.run(native)
-    for position in (0, 15, 16, 255, 256, 299):
+    whole = Case(heads, [(600, 0)])
+    attended, kv = whole.run(native, window=window)
+    for position in (0, 15, 16, 255, 256, 299, 512, 518, 531, 599):
+        rotation = whole.rotation[position : position + 1]
         attention = native.decode_attention(
-            whole.table, np.array([position], dtype=np.int32), heads, whole.rotation[position : position + 1]
+            whole.table, np.array([position], dtype=np.int32), heads, rotation, window
         )
         again = attention(whole.qkv[position : position + 1].clone(), None, kv)
         assert torch.equal(again[0], attended[position]), position
