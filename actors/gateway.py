@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 from muxk.actors import protocol as wire
-from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection
+from muxk.actors.gateway_admin import GatewayAdmin
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut
 from muxk.actors.messages import (
     AbortRequest,
     ChatTurn,
@@ -28,7 +29,7 @@ from muxk.actors.messages import (
     TextEmitted,
     TextRow,
 )
-from muxk.actors.policy_compiler import Compile, compiler
+from muxk.actors.policy_compiler import Compile
 from muxk.actors.refs import GatewayInbox, Refs
 from muxk.actors.validation import REQUEST_ID_CHARS_MAX, Invalid, ModelLimits, validate
 from muxk.kernel.actor import Actor
@@ -37,8 +38,6 @@ from muxk.kernel.messages import (
     FrameReceived,
     PeerGone,
     PeerSlow,
-    PolicyChanged,
-    ReportState,
     SendFrame,
     StateReported,
 )
@@ -47,18 +46,9 @@ from muxk.kernel.policy import PolicyBook
 LIVE_MAX = 8192
 """Bound on live requests of all peers."""
 LIVE_PER_PEER_MAX = 2048
-STATE_REQUESTS_MAX = 64
-"""Bound on state requests that wait for the actors' answers."""
-SWAPS_MAX = 8
-"""Bound on policies that wait to be compiled."""
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
-ERROR_CHARS_MAX = 500
-"""Of an error that quotes what a client sent: an answer must not be as long as the question."""
-REPORT_CHARS_MAX = 20_000
-FILENAME_CHARS_MAX = 1024
 SLOW_READER = "the client did not read its events in time, so that some were lost"
-REPORTING_ACTORS = 7
 
 
 class _NamedCommand(msgspec.Struct, tag_field="type", tag="Submit"):
@@ -82,8 +72,6 @@ class Gateway(Actor):
     ) -> None:
         self._refs = refs
         self._options = options
-        self._book = book
-        self._compile = compile_policy
         self._on_ready = on_ready
         self._limits = ModelLimits(options.vocabulary_size, options.max_context_tokens)
         self._decoder = msgspec.msgpack.Decoder(wire.AnyCommand)
@@ -91,6 +79,7 @@ class Gateway(Actor):
         self._named = msgspec.msgpack.Decoder(_NamedCommand)
         self._encoder = msgspec.msgpack.Encoder()
         self.state = GatewayState(policy_name=options.policy_name, policy_sha=options.policy_sha)
+        self._admin = GatewayAdmin(self, refs, options, self.state, book, compile_policy)
 
     def started(self) -> None:
         self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
@@ -109,12 +98,9 @@ class Gateway(Actor):
             case wire.Abort():
                 self._abort_named(message.peer, command.request_id)
             case wire.GetState():
-                self._collect_state(message.peer, command.ticket)
-            case wire.SwapPolicy():
-                self._swap(message.peer, command)
-            case wire.Drain():
-                self._tell(message.peer, wire.Draining())
-                self.draining()
+                self._admin.collect_state(message.peer, command.ticket)
+            case wire.SwapPolicy() | wire.AbortAny() | wire.Drain():
+                self._admin.command(message.peer, command)
             case wire.Hello():
                 self._hello(message.peer, command)
 
@@ -124,19 +110,19 @@ class Gateway(Actor):
         try:
             request_id = self._named.decode(message.payload).request_id
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            self._tell(message.peer, wire.ProtocolError(_cut(f"frame can not be understood: {error}")))
+            self.tell(message.peer, wire.ProtocolError(cut(f"frame can not be understood: {error}")))
             return
         request_id = request_id[:REQUEST_ID_CHARS_MAX]
         if request_id in self.state.names.get(message.peer, {}):
-            self._tell(message.peer, wire.DuplicateRequest(request_id))
+            self.tell(message.peer, wire.DuplicateRequest(request_id))
         else:
-            self._tell(message.peer, wire.Failed(request_id, "invalid", _cut(str(error))))
+            self.tell(message.peer, wire.Failed(request_id, "invalid", cut(str(error))))
 
     def _hello(self, peer: bytes, command: wire.Hello) -> None:
         options = self._options
         if command.version != wire.PROTOCOL_VERSION:
             text = f"this server speaks protocol {wire.PROTOCOL_VERSION}, the client {command.version}"
-            self._tell(peer, wire.ProtocolError(text))
+            self.tell(peer, wire.ProtocolError(text))
             return
         welcome = wire.Welcome(
             version=wire.PROTOCOL_VERSION,
@@ -146,23 +132,23 @@ class Gateway(Actor):
             max_context_tokens=options.max_context_tokens,
             vocabulary_size=options.vocabulary_size,
         )
-        self._tell(peer, welcome)
+        self.tell(peer, welcome)
 
     def _submit(self, peer: bytes, submit: wire.Submit) -> None:
         state = self.state
         names = state.names.get(peer, {})
         if submit.request_id in names:
-            self._tell(peer, wire.DuplicateRequest(submit.request_id))
+            self.tell(peer, wire.DuplicateRequest(submit.request_id))
             return
         name = submit.request_id[:REQUEST_ID_CHARS_MAX]
         refusal = self._refusal(len(names) + len(state.owed.get(peer, ())))
         if refusal is not None:
-            self._tell(peer, wire.Failed(name, *refusal))
+            self.tell(peer, wire.Failed(name, *refusal))
             return
         try:
             params = validate(submit, self._limits, state.draw_seed(self._options.seed))
         except Invalid as error:
-            self._tell(peer, wire.Failed(name, "invalid", _cut(str(error))))
+            self.tell(peer, wire.Failed(name, "invalid", cut(str(error))))
             return
         state.owed.get(peer, {}).pop(submit.request_id, None)
         request_id = state.add(peer, submit.request_id, self.now_ns())
@@ -193,8 +179,12 @@ class Gateway(Actor):
         request_id = self.state.names.get(peer, {}).get(name)
         if request_id is None:
             return
+        self.abort_for_admin(request_id)
+
+    def abort_for_admin(self, request_id: int) -> None:
+        """End a request that is live for its client, who gets the terminal event."""
         live = self.state.live[request_id]
-        self._tell(peer, live.finished("abort", None))
+        self.tell(live.peer, live.finished("abort", None))
         self._abort(request_id)
 
     def _abort(self, request_id: int) -> None:
@@ -211,7 +201,7 @@ class Gateway(Actor):
             return
         live.prompt_tokens = message.prompt_tokens
         if not live.ended:
-            self._tell(live.peer, wire.Accepted(live.name, message.prompt_tokens))
+            self.tell(live.peer, wire.Accepted(live.name, message.prompt_tokens))
 
     def on_request_refused(self, message: RequestRefused) -> None:
         self.state.refused += 1
@@ -226,7 +216,7 @@ class Gateway(Actor):
         if live is None:
             return
         if not live.ended:
-            self._tell(live.peer, wire.Failed(live.name, code, reason))
+            self.tell(live.peer, wire.Failed(live.name, code, reason))
         self._forget(request_id)
 
     def on_text_emitted(self, message: TextEmitted) -> None:
@@ -242,7 +232,7 @@ class Gateway(Actor):
             if row.finish_reason is not None:
                 self._forget(row.request_id)
         for peer, of_peer in events.items():
-            self._tell(peer, *of_peer)
+            self.tell(peer, *of_peer)
 
     def _row_events(self, live: Live, row: TextRow, now_ns: int) -> list[Any]:
         self.state.note_tokens(live, row, now_ns)
@@ -283,7 +273,7 @@ class Gateway(Actor):
 
     def on_keep_alive(self, message: KeepAlive) -> None:
         for peer in list(self.state.names):
-            self._tell(peer)
+            self.tell(peer)
         for peer, owed in list(self.state.owed.items()):
             self._tell_owed(peer, owed)
         self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
@@ -291,78 +281,21 @@ class Gateway(Actor):
     def _tell_owed(self, peer: bytes, owed: dict[str, wire.Finished | wire.Failed]) -> None:
         """One frame of ends; what is not taken comes back by PeerSlow."""
         told = list(owed)[:OWED_PER_FRAME]
-        self._tell(peer, *(owed.pop(name) for name in told))
+        self.tell(peer, *(owed.pop(name) for name in told))
         if not owed:
             self.state.owed.pop(peer, None)
 
-    def _tell(self, peer: bytes, *events: Any) -> None:
+    def tell(self, peer: bytes, *events: Any) -> None:
+        """One frame to a peer; called by the gateway and its helpers only."""
         self.send(self._refs.ingress, SendFrame(peer, self._encoder.encode(wire.Frame(events))))
 
     # --- policy, state, drain ---
 
-    def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
-        state = self.state
-        report = ""
-        if len(state.swaps) >= SWAPS_MAX:
-            report = f"{SWAPS_MAX} policies are being compiled already"
-        elif len(command.filename) > FILENAME_CHARS_MAX:
-            report = (
-                f"filename has {len(command.filename)} characters; at most {FILENAME_CHARS_MAX} are allowed"
-            )
-        if report:
-            self._tell(peer, wire.PolicySwapped(command.ticket, False, "", "", report))
-            return
-        ticket = state.next_ticket()
-        state.swaps[ticket] = (peer, command.ticket)
-        self.offload(compiler(self._compile, self._book, command, ticket), size=len(command.source))
-
     def on_policy_compiled(self, message: PolicyCompiled) -> None:
-        waiting = self.state.swaps.pop(message.ticket, None)
-        accepted = bool(message.sha)
-        if accepted:
-            self.state.policy_name, self.state.policy_sha = message.name, message.sha
-            self._announce_policy()
-        if waiting is not None:
-            peer, ticket = waiting
-            report = _cut(message.report, REPORT_CHARS_MAX)
-            answer = wire.PolicySwapped(ticket, accepted, message.name, message.sha, report)
-            self._tell(peer, answer)
-
-    def _announce_policy(self) -> None:
-        changed = PolicyChanged(self.state.policy_sha)
-        self.send(self._refs.arbiter, changed)
-        self.send(self._refs.admission, changed)
-        self.send(self._refs.decode, changed)
-
-    def _collect_state(self, peer: bytes, ticket: int) -> None:
-        state = self.state
-        if len(state.collections) >= STATE_REQUESTS_MAX:
-            self._tell(peer, wire.ProtocolError(f"{STATE_REQUESTS_MAX} state requests wait already"))
-            return
-        collection = state.next_ticket()
-        state.collections[collection] = StateCollection(peer, ticket, {"server": self._server_state()})
-        report = ReportState(collection)
-        self.send(self._refs.tokenizer, report)
-        self.send(self._refs.admission, report)
-        self.send(self._refs.kv_pool, report)
-        self.send(self._refs.prefill, report)
-        self.send(self._refs.decode, report)
-        self.send(self._refs.estimator, report)
-        self.send(self._refs.arbiter, report)
+        self._admin.policy_compiled(message)
 
     def on_state_reported(self, message: StateReported) -> None:
-        collection = self.state.collections.get(message.ticket)
-        if collection is None:
-            return
-        collection.parts[message.actor] = message.state
-        if len(collection.parts) == REPORTING_ACTORS + 1:
-            del self.state.collections[message.ticket]
-            self._tell(collection.peer, wire.State(collection.ticket, collection.parts))
-
-    def _server_state(self) -> dict[str, Any]:
-        shown = self.state.describe()
-        shown.update(model=self._options.model, device=self._options.device)
-        return shown
+        self._admin.state_reported(message)
 
     def on_estimator_ready(self, message: EstimatorReady) -> None:
         self.state.ready = True
@@ -371,21 +304,19 @@ class Gateway(Actor):
     def on_engine_failed(self, message: EngineFailed) -> None:
         """The others were rebuilt and know none of the live requests any more."""
         state = self.state
-        for collection in state.collections.values():
-            self._tell(collection.peer, wire.State(collection.ticket, collection.parts))
-        state.collections.clear()
+        self._admin.actors_were_rebuilt()
         state.ready = False
         reason = f"{message.actor} failed and was restarted: {message.reason}"
         for request_id in list(state.live):
             self._fail(request_id, "engine_failed", reason)
-        self._announce_policy()
+        self._admin.announce_policy()
 
     def draining(self) -> None:
         if self.state.draining:
             return
         self.state.draining = True
         for peer in list(self.state.names):
-            self._tell(peer, wire.Draining())
+            self.tell(peer, wire.Draining())
         self._stop_if_drained()
 
     def _stop_if_drained(self) -> None:
@@ -393,8 +324,4 @@ class Gateway(Actor):
             self.stop("drained")
 
     def describe(self) -> dict[str, Any]:
-        return self._server_state()
-
-
-def _cut(text: str, length: int = ERROR_CHARS_MAX) -> str:
-    return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
+        return self._admin.server_state()

@@ -11,6 +11,14 @@ from muxk.actors import protocol as wire
 from muxk.actors.latency import LatencyWindow
 from muxk.actors.messages import TextRow
 
+ERROR_CHARS_MAX = 500
+"""Of an error that quotes what a client sent: an answer must not be as long as the question."""
+
+
+def cut(text: str, length: int = ERROR_CHARS_MAX) -> str:
+    """`text`, or its beginning and how long it was."""
+    return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
+
 
 @dataclass(frozen=True)
 class GatewayOptions:

@@ -71,7 +71,7 @@ class GetState(Command, frozen=True):
 
 
 class SwapPolicy(Command, frozen=True):
-    """Replace the running policy; answered by `PolicySwapped`."""
+    """Admin: replace the running policy; answered by `PolicySwapped`."""
 
     source: str
     """The YAML text."""
@@ -82,8 +82,16 @@ class SwapPolicy(Command, frozen=True):
     ticket: int = 0
 
 
+class AbortAny(Command, frozen=True):
+    """Admin: end requests of every client, by the names their clients gave them; answered by `AbortedAny`."""
+
+    request_ids: list[str] | None = None
+    """None: all live requests."""
+    ticket: int = 0
+
+
 class Drain(Command, frozen=True):
-    """Finish what is accepted, refuse new requests, then stop the server."""
+    """Admin: finish what is accepted, refuse new requests, then stop the server."""
 
 
 class Welcome(Event, frozen=True):
@@ -157,6 +165,13 @@ class PolicySwapped(Event, frozen=True):
     report: str
 
 
+class AbortedAny(Event, frozen=True):
+    """The outcome of `AbortAny`: how many requests it ended."""
+
+    ticket: int
+    requests: int
+
+
 class ProtocolError(Event, frozen=True):
     """A frame could not be understood; it was ignored."""
 
@@ -179,10 +194,11 @@ class Frame(msgspec.Struct, frozen=True):
         | DuplicateRequest
         | State
         | PolicySwapped
+        | AbortedAny
         | ProtocolError
         | Draining,
         ...,
     ]
 
 
-AnyCommand = Hello | Submit | Abort | GetState | SwapPolicy | Drain
+AnyCommand = Hello | Submit | Abort | GetState | SwapPolicy | AbortAny | Drain

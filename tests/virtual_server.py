@@ -13,6 +13,7 @@ from muxk.actors.kv_pool import KvPool, check_pool
 from muxk.actors.system import build_specs
 from muxk.kernel.actor import Ref
 from muxk.kernel.devices.sim import END_TOKEN, HASH_FACTOR, SimCosts, SimDevice, _mix, _token_of
+from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.messages import FrameReceived, PeerGone, SendFrame
 from muxk.kernel.trace import Trace
 from muxk.kernel.virtual import VirtualRuntime
@@ -70,6 +71,9 @@ class VirtualServer:
         self.device.start(self.runtime.port("arbiter"))
 
     def send(self, at_ns: int, command: Any, peer: bytes = b"client") -> None:
+        """Admin commands go to the admin front, as the client library sends them."""
+        if isinstance(command, wire.SwapPolicy | wire.AbortAny | wire.Drain):
+            peer = ADMIN_PREFIX + peer
         self.runtime.inject(GATEWAY, FrameReceived(peer, self._encoder.encode(command)), at_ns)
 
     def send_raw(self, at_ns: int, payload: bytes, peer: bytes = b"client") -> None:
@@ -109,7 +113,7 @@ class VirtualServer:
     def _receive(self, frame: SendFrame) -> None:
         now_ns = self.runtime.now_ns()
         for event in self._decoder.decode(frame.payload).events:
-            self.events.append((now_ns, frame.peer, event))
+            self.events.append((now_ns, frame.peer.removeprefix(ADMIN_PREFIX), event))
             name = getattr(event, "request_id", None)
             if name is None or isinstance(event, wire.DuplicateRequest):
                 continue

@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 from muxk.actors import protocol as wire
-from muxk.actors.gateway import ERROR_CHARS_MAX, FILENAME_CHARS_MAX, REPORT_CHARS_MAX
+from muxk.actors.gateway_admin import FILENAME_CHARS_MAX, REPORT_CHARS_MAX
+from muxk.actors.gateway_state import ERROR_CHARS_MAX
 from muxk.actors.validation import REQUEST_ID_CHARS_MAX
+from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.messages import SendFrame
 from virtual_server import S, VirtualServer
 
 LONG = 1_000_000
+ADMIN = ADMIN_PREFIX + b"operator"
 BOUND_BYTES = 4 * (ERROR_CHARS_MAX + REQUEST_ID_CHARS_MAX)
 
 
@@ -28,10 +31,10 @@ class MeasuringServer(VirtualServer):
         super()._receive(frame)
 
 
-def answers(frame: Any) -> tuple[list[Any], int]:
+def answers(frame: Any, peer: bytes = b"client") -> tuple[list[Any], int]:
     """What the server says to a frame, and the bytes of its longest frame."""
     server = MeasuringServer()
-    server.send_raw(1 * S, msgspec.msgpack.encode(frame))
+    server.send_raw(1 * S, msgspec.msgpack.encode(frame), peer)
     server.run_until(5 * S)
     return [event for _, _, event in server.events], max(server.frame_bytes)
 
@@ -66,7 +69,7 @@ def test_a_request_with_a_long_id_fails_by_the_start_of_it() -> None:
 
 
 def test_a_policy_with_a_long_file_name_is_refused_with_the_bound() -> None:
-    [answer], longest = answers(wire.SwapPolicy("spec: {}", filename="f" * LONG, ticket=7))
+    [answer], longest = answers(wire.SwapPolicy("spec: {}", filename="f" * LONG, ticket=7), ADMIN)
     assert not answer.accepted
     assert answer.ticket == 7
     assert str(FILENAME_CHARS_MAX) in answer.report
@@ -76,7 +79,8 @@ def test_a_policy_with_a_long_file_name_is_refused_with_the_bound() -> None:
 def test_the_report_on_a_policy_with_an_error_on_each_of_many_lines_is_cut() -> None:
     lines = "".join(f"  key{index}: {'v' * 100}\n" for index in range(2000))
     header = "apiVersion: muxk/v1alpha1\nkind: SchedulingPolicy\nmetadata: {name: x}\nspec:\n"
-    [answer], longest = answers(wire.SwapPolicy(header + lines, filename="f" * FILENAME_CHARS_MAX))
+    swap = wire.SwapPolicy(header + lines, filename="f" * FILENAME_CHARS_MAX)
+    [answer], longest = answers(swap, ADMIN)
     assert not answer.accepted
     assert "key0" in answer.report
     assert longest <= REPORT_CHARS_MAX + 1000

@@ -1,0 +1,181 @@
+"""What the gateway does for operators: policy swaps, state, aborting the requests of others, draining.
+
+A plain helper that the gateway owns, on the gateway's own `GatewayState`. Only peers of the admin front may
+change anything here; anybody may ask for the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from muxk.actors import protocol as wire
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, StateCollection, cut
+from muxk.actors.messages import PolicyCompiled
+from muxk.actors.policy_compiler import Compile, compiler
+from muxk.actors.refs import Refs
+from muxk.kernel.actor import Message
+from muxk.kernel.fronts import Front, front_of
+from muxk.kernel.messages import PolicyChanged, ReportState, StateReported
+from muxk.kernel.policy import PolicyBook
+
+STATE_REQUESTS_MAX = 64
+"""Bound on state requests that wait for the actors' answers."""
+SWAPS_MAX = 8
+"""Bound on policies that wait to be compiled."""
+REPORT_CHARS_MAX = 20_000
+FILENAME_CHARS_MAX = 1024
+REPORTING_ACTORS = 7
+ADMIN_ONLY = (
+    "is an admin command: send it to the admin socket, which is an ipc file beside the server's own "
+    "socket, or in its run directory when it listens on tcp"
+)
+
+AdminCommand = wire.SwapPolicy | wire.AbortAny | wire.Drain
+
+
+class Owner(Protocol):
+    """The gateway, as far as it is needed here."""
+
+    def send(self, ref: Any, message: Any) -> None: ...
+
+    def offload(self, function: Callable[[], Message], size: int) -> None: ...
+
+    def draining(self) -> None: ...
+
+    def abort_for_admin(self, request_id: int) -> None:
+        """End a live request: its client gets the terminal event."""
+
+    def tell(self, peer: bytes, *events: Any) -> None: ...
+
+
+class GatewayAdmin:
+    """One a gateway."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        refs: Refs,
+        options: GatewayOptions,
+        state: GatewayState,
+        book: PolicyBook,
+        compile_policy: Compile,
+    ) -> None:
+        self._owner = owner
+        self._refs = refs
+        self._options = options
+        self._state = state
+        self._book = book
+        self._compile = compile_policy
+
+    def command(self, peer: bytes, command: AdminCommand) -> None:
+        """Do it, or say where to send it."""
+        if front_of(peer) is not Front.ADMIN:
+            self._refuse(peer, command)
+            return
+        match command:
+            case wire.SwapPolicy():
+                self._swap(peer, command)
+            case wire.AbortAny():
+                self._abort_any(peer, command)
+            case wire.Drain():
+                self._owner.tell(peer, wire.Draining())
+                self._owner.draining()
+
+    def _refuse(self, peer: bytes, command: AdminCommand) -> None:
+        reason = f"{type(command).__name__} {ADMIN_ONLY}"
+        if isinstance(command, wire.SwapPolicy):
+            self._owner.tell(peer, wire.PolicySwapped(command.ticket, False, "", "", reason))
+        else:
+            self._owner.tell(peer, wire.ProtocolError(reason))
+
+    def _abort_any(self, peer: bytes, command: wire.AbortAny) -> None:
+        """Requests of every client by the names that their clients gave them, or all."""
+        state = self._state
+        names = None if command.request_ids is None else frozenset(command.request_ids)
+        chosen = [
+            request_id
+            for request_id, live in state.live.items()
+            if not live.ended and (names is None or live.name in names)
+        ]
+        for request_id in chosen:
+            self._owner.abort_for_admin(request_id)
+        self._owner.tell(peer, wire.AbortedAny(command.ticket, len(chosen)))
+
+    def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
+        state = self._state
+        report = ""
+        if len(state.swaps) >= SWAPS_MAX:
+            report = f"{SWAPS_MAX} policies are being compiled already"
+        elif len(command.filename) > FILENAME_CHARS_MAX:
+            report = (
+                f"filename has {len(command.filename)} characters; at most {FILENAME_CHARS_MAX} are allowed"
+            )
+        if report:
+            self._owner.tell(peer, wire.PolicySwapped(command.ticket, False, "", "", report))
+            return
+        ticket = state.next_ticket()
+        state.swaps[ticket] = (peer, command.ticket)
+        function = compiler(self._compile, self._book, command, ticket)
+        self._owner.offload(function, size=len(command.source))
+
+    def policy_compiled(self, message: PolicyCompiled) -> None:
+        """The policy of a swap is ready, or refused."""
+        waiting = self._state.swaps.pop(message.ticket, None)
+        accepted = bool(message.sha)
+        if accepted:
+            self._state.policy_name, self._state.policy_sha = message.name, message.sha
+            self.announce_policy()
+        if waiting is not None:
+            peer, ticket = waiting
+            report = cut(message.report, REPORT_CHARS_MAX)
+            self._owner.tell(peer, wire.PolicySwapped(ticket, accepted, message.name, message.sha, report))
+
+    def announce_policy(self) -> None:
+        """Have the actors use the policy that is in force."""
+        changed = PolicyChanged(self._state.policy_sha)
+        self._owner.send(self._refs.arbiter, changed)
+        self._owner.send(self._refs.admission, changed)
+        self._owner.send(self._refs.decode, changed)
+
+    def collect_state(self, peer: bytes, ticket: int) -> None:
+        """Ask every actor; `state_reported` answers when the last one has."""
+        state = self._state
+        if len(state.collections) >= STATE_REQUESTS_MAX:
+            self._owner.tell(peer, wire.ProtocolError(f"{STATE_REQUESTS_MAX} state requests wait already"))
+            return
+        collection = state.next_ticket()
+        state.collections[collection] = StateCollection(peer, ticket, {"server": self.server_state()})
+        report = ReportState(collection)
+        refs = self._refs
+        reporting = (
+            *(refs.tokenizer, refs.admission, refs.kv_pool, refs.prefill),
+            *(refs.decode, refs.estimator, refs.arbiter),
+        )
+        for ref in reporting:
+            self._owner.send(ref, report)
+
+    def state_reported(self, message: StateReported) -> None:
+        """One actor's answer."""
+        collection = self._state.collections.get(message.ticket)
+        if collection is None:
+            return
+        collection.parts[message.actor] = message.state
+        if len(collection.parts) == REPORTING_ACTORS + 1:
+            del self._state.collections[message.ticket]
+            self._tell_state(collection)
+
+    def actors_were_rebuilt(self) -> None:
+        """Answers that were not given yet are lost: those who wait get what came so far."""
+        for collection in self._state.collections.values():
+            self._tell_state(collection)
+        self._state.collections.clear()
+
+    def _tell_state(self, collection: StateCollection) -> None:
+        self._owner.tell(collection.peer, wire.State(collection.ticket, collection.parts))
+
+    def server_state(self) -> dict[str, Any]:
+        """The entry `server` of the state."""
+        shown = self._state.describe()
+        shown.update(model=self._options.model, device=self._options.device)
+        return shown
