@@ -2,7 +2,7 @@
 
 Two lanes may call at once, each from its own thread. What a call makes, it makes for itself; shared are
 the weights, which nobody writes, the KV pool, where live requests never share a page that is written, and the
-parked prefills, which only the prefill lane and `discard` touch under a lock.
+parked prefills and carried tokens, each under a lock.
 """
 
 from __future__ import annotations
@@ -21,22 +21,43 @@ from muxk.kernel.work import (
     StepOutput,
     int32_array,
 )
+from muxk.models.carried import CarriedTokens
+from muxk.models.chunks import Chunk, chunk_of, whole_chunk
+from muxk.models.config import ModelConfig
 from muxk.models.cpu_prefill import row_positions
+from muxk.models.fused_attention import FusedAttention
 from muxk.models.llama import LlamaDecoder
 from muxk.models.ops import Attention, KvLayer, kv_bytes_per_page
 from muxk.models.sampling import sample, sampling_of
 from numpy.typing import NDArray
 from torch import Tensor
 
+CHUNK_BYTES = 512 << 20
+"""Scratch memory that the activations of one prefill chunk may take."""
+CHUNK_TOKENS_LEAST = 256
+"""A chunk may have so many tokens however wide the model is."""
+
 
 @dataclass
 class _Parked:
-    """A prefill between two of its layers."""
+    """A prefill chunk between two of its layers."""
 
+    chunk: Chunk
     hidden: Tensor
     """float32[rows, hidden]: the input of layer `next_layer`, padding rows at its end."""
     attention: Attention
     next_layer: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A decode step whose rows are ordered by position, shortest first, as decode attention wants them."""
+
+    order: NDArray[np.int64]
+    """The row of the work that each row is."""
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    attention: Attention
 
 
 class ModelRunner:
@@ -54,6 +75,7 @@ class ModelRunner:
         )
         self._parked: dict[int, _Parked] = {}
         self._lock = threading.Lock()
+        self._carried = CarriedTokens()
 
     @property
     def layers(self) -> int:
@@ -81,40 +103,62 @@ class ModelRunner:
     @property
     def chunk_tokens_max(self) -> int:
         """Most prompt tokens whose activations one item may hold."""
-        return 8192
+        return max(CHUNK_BYTES // activation_bytes(self.decoder.config), CHUNK_TOKENS_LEAST)
 
     @torch.inference_mode()
     def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
         """Run `layers` of a chunk of the batch's tokens.
 
-        The hidden states stay parked under the batch id from one call to the next.
+        The hidden states stay parked under the batch id from one call to the next. KeyError when they are
+        gone.
         """
-        assert len(tokens) == sum(work.new_tokens), "chunks come next"
-        first_layer, last_layer = layers.start, layers.stop
-        state = self._begin(work) if first_layer == 0 else self._unpark(work.batch_id)
-        assert state.next_layer == first_layer, (state.next_layer, first_layer)
-        self._run_layers(state, last_layer)
-        if last_layer < self._layers:
+        state = self._begin(work, tokens) if layers.start == 0 else self._unpark(work.batch_id)
+        assert state.chunk.span == tokens, (state.chunk.span, tokens)
+        assert state.next_layer == layers.start, (state.next_layer, layers)
+        self._run_layers(state, layers.stop)
+        if layers.stop < self._layers:
             self._park(work.batch_id, state)
             return StepOutput()
-        return StepOutput(self._sample_prefill(work, state.hidden).tobytes())
-
-    @torch.inference_mode()
-    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
-        """A decode step and a prefill chunk in one pass: (decode's output, prefill's)."""
-        raise NotImplementedError("comes next")
+        lasts = state.hidden.index_select(0, torch.from_numpy(state.chunk.last_tokens))
+        return self._prefill_output(work, state.chunk, self._head(lasts))
 
     @torch.inference_mode()
     def decode(self, work: DecodeWork) -> StepOutput:
-        """Run one whole step; one token a row."""
-        positions = int32_array(work.positions)
-        logits, order = self.decode_logits(
-            int32_array(work.tokens), positions, _page_table(work.page_table, work.pages_per_row)
+        """Run one whole step; one token a row. CarriedTokensMissingError when it wants tokens not kept."""
+        step = self._step(
+            self._carried.fed(work),
+            int32_array(work.positions),
+            _page_table(work.page_table, work.pages_per_row),
         )
-        tokens = np.empty(len(order), dtype=np.int32)
-        sampling = sampling_of(work.sampling).of(order)
-        tokens[order] = sample(logits, sampling, positions[order].astype(np.int64) + 1)
-        return StepOutput(tokens.tobytes())
+        return self._decode_output(work, step, self._step_logits(step))
+
+    @torch.inference_mode()
+    def fused(self, decode: DecodeWork, work: PrefillWork, tokens: range) -> tuple[StepOutput, StepOutput]:
+        """A decode step and a prefill chunk in one pass through all layers: (decode's output, prefill's).
+
+        Tokens are those of `decode` and `prefill` by themselves: the products take all rows at once, and a
+        row's result does not depend on the others.
+        """
+        step = self._step(
+            self._carried.fed(decode),
+            int32_array(decode.positions),
+            _page_table(decode.page_table, decode.pages_per_row),
+        )
+        rows = decode.rows
+        chunk = chunk_of(work, tokens)
+        state = _Parked(
+            chunk=chunk,
+            hidden=self.decoder.embed(_indices(np.concatenate([step.tokens, chunk.tokens]))),
+            attention=FusedAttention(rows, step.attention, self._chunk_attention(chunk)),
+            next_layer=0,
+        )
+        self._run_layers(state, self._layers)
+        wanted = np.concatenate([np.arange(rows), rows + chunk.last_tokens])
+        logits = self._head(state.hidden.index_select(0, torch.from_numpy(wanted)))
+        return (
+            self._decode_output(decode, step, logits[:rows]),
+            self._prefill_output(work, chunk, logits[rows:]),
+        )
 
     @torch.inference_mode()
     def probe(self, work: ProbeWork, first_layer: int, last_layer: int) -> None:
@@ -124,14 +168,14 @@ class ModelRunner:
         made_up = np.ones(work.rows * work.new_tokens, dtype=np.int32)
         if work.phase is Phase.DECODE:
             positions = np.full(work.rows, max(work.context_tokens - 1, 0), dtype=np.int32)
-            self.decode_logits(made_up, positions, table)
+            self._step_logits(self._step(made_up, positions, table))
             return
-        counts = (work.new_tokens,) * work.rows
-        state = self._state(made_up, table, counts, (work.context_tokens,) * work.rows)
+        counts, context = (work.new_tokens,) * work.rows, (work.context_tokens,) * work.rows
+        state = self._state(whole_chunk(made_up, table, counts, context))
         state.next_layer = first_layer
         self._run_layers(state, last_layer)
         if last_layer == self._layers:
-            self.decoder.head(_last_tokens(state.hidden, counts))
+            self._head(state.hidden.index_select(0, torch.from_numpy(state.chunk.last_tokens)))
 
     def discard(self, batch_id: int) -> None:
         """Free the parked state of a prefill batch; an unknown id is ignored."""
@@ -139,55 +183,67 @@ class ModelRunner:
             self._parked.pop(batch_id, None)
 
     def reset(self) -> None:
-        """Free the parked state of all batches."""
+        """Free the parked state of all batches, and forget carried tokens."""
         with self._lock:
             self._parked.clear()
+        self._carried.forget()
 
+    @torch.inference_mode()
     def decode_logits(
         self, tokens: NDArray[np.int32], positions: NDArray[np.int32], table: NDArray[np.int32]
     ) -> tuple[Tensor, NDArray[np.int64]]:
         """Logits float32[rows, vocabulary] of one step, rows in the returned order (shortest first)."""
+        step = self._step(tokens, positions, table)
+        return self._step_logits(step), step.order
+
+    @torch.inference_mode()
+    def prefill_hidden(self, chunk: Chunk) -> Tensor:
+        """Run all layers over a chunk: float32[tokens, hidden] before the head."""
+        state = self._state(chunk)
+        self._run_layers(state, self._layers)
+        return state.hidden[: len(chunk.tokens)]
+
+    def _step(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], table: NDArray[np.int32]
+    ) -> _Step:
         decoder = self.decoder
         order = np.argsort(positions, kind="stable")
         positions = positions[order]
         attention = decoder.operators.decode_attention(
             table[order], positions, decoder.heads, decoder.rotation(_indices(positions))
         )
-        hidden = decoder.embed(_indices(tokens[order]))
-        for index, kv in enumerate(self.kv):
-            hidden = decoder.layer(index, hidden, attention, kv)
-        return decoder.head(hidden)[: len(order)], order
+        return _Step(order, tokens[order], positions, attention)
 
-    @torch.inference_mode()
-    def prefill_hidden(
-        self,
-        tokens: NDArray[np.int32],
-        table: NDArray[np.int32],
-        new_tokens: tuple[int, ...],
-        reused_tokens: tuple[int, ...],
-    ) -> Tensor:
-        """Run all layers over a batch of prompts: float32[tokens, hidden] before the head."""
-        state = self._state(tokens, table, new_tokens, reused_tokens)
-        self._run_layers(state, self._layers)
-        return state.hidden[: len(tokens)]
-
-    def _begin(self, work: PrefillWork) -> _Parked:
-        table = _page_table(work.page_table, work.pages_per_row)
-        return self._state(int32_array(work.tokens), table, work.new_tokens, work.reused_tokens)
-
-    def _state(
-        self,
-        tokens: NDArray[np.int32],
-        table: NDArray[np.int32],
-        new_tokens: tuple[int, ...],
-        reused_tokens: tuple[int, ...],
-    ) -> _Parked:
+    def _step_logits(self, step: _Step) -> Tensor:
         decoder = self.decoder
-        rotation = decoder.rotation(_indices(row_positions(new_tokens, reused_tokens)))
-        attention = decoder.operators.prefill_attention(
-            table, new_tokens, reused_tokens, decoder.heads, rotation
+        hidden = decoder.embed(_indices(step.tokens))
+        for index, kv in enumerate(self.kv):
+            hidden = decoder.layer(index, hidden, step.attention, kv)
+        return decoder.head(hidden)[: len(step.order)]
+
+    def _decode_output(self, work: DecodeWork, step: _Step, logits: Tensor) -> StepOutput:
+        """Sample one token a row, and keep them for a step that was launched before the host knows them."""
+        order = step.order
+        tokens = np.empty(len(order), dtype=np.int32)
+        sampling = sampling_of(work.sampling).of(order)
+        tokens[order] = sample(logits, sampling, step.positions.astype(np.int64) + 1)
+        self._carried.keep(work.step_id, tokens)
+        return StepOutput(tokens.tobytes())
+
+    def _begin(self, work: PrefillWork, tokens: range) -> _Parked:
+        assert len(tokens) <= self.chunk_tokens_max, (tokens, self.chunk_tokens_max)
+        return self._state(chunk_of(work, tokens))
+
+    def _state(self, chunk: Chunk) -> _Parked:
+        hidden = self.decoder.embed(_indices(chunk.tokens))
+        return _Parked(chunk=chunk, hidden=hidden, attention=self._chunk_attention(chunk), next_layer=0)
+
+    def _chunk_attention(self, chunk: Chunk) -> Attention:
+        decoder = self.decoder
+        rotation = decoder.rotation(_indices(row_positions(chunk.new_tokens, chunk.reused_tokens)))
+        return decoder.operators.prefill_attention(
+            chunk.table, chunk.new_tokens, chunk.reused_tokens, decoder.heads, rotation
         )
-        return _Parked(hidden=decoder.embed(_indices(tokens)), attention=attention, next_layer=0)
 
     def _run_layers(self, state: _Parked, last_layer: int) -> None:
         for index in range(state.next_layer, last_layer):
@@ -195,10 +251,18 @@ class ModelRunner:
             state.hidden = self.decoder.layer(index, state.hidden, state.attention, kv)
         state.next_layer = last_layer
 
-    def _sample_prefill(self, work: PrefillWork, hidden: Tensor) -> NDArray[np.int32]:
-        logits = self.decoder.head(_last_tokens(hidden, work.new_tokens))
-        positions = np.asarray(work.reused_tokens, dtype=np.int64) + np.asarray(work.new_tokens)
-        return sample(logits, sampling_of(work.sampling), positions)
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits float32[rows, vocabulary]; no rows give none."""
+        return self.decoder.head(hidden) if len(hidden) else hidden.new_empty(0, 0)
+
+    def _prefill_output(self, work: PrefillWork, chunk: Chunk, logits: Tensor) -> StepOutput:
+        """Sample one token for each row that the chunk ends."""
+        rows = np.array([chunk.rows[part] for part in chunk.ended], dtype=np.int64)
+        if not len(rows):
+            return StepOutput()
+        positions = (np.asarray(work.reused_tokens, dtype=np.int64) + np.asarray(work.new_tokens))[rows]
+        tokens = sample(logits, sampling_of(work.sampling).of(rows), positions)
+        return StepOutput(tokens.tobytes())
 
     def _park(self, batch_id: int, state: _Parked) -> None:
         with self._lock:
@@ -209,6 +273,16 @@ class ModelRunner:
             return self._parked.pop(batch_id)
 
 
+def activation_bytes(config: ModelConfig) -> int:
+    """Bytes that a token of a chunk takes in a layer, gate and up aside, which come in blocks.
+
+    The hidden state, its norm, the qkv product with a rotated copy, what was attended (twice in a fused
+    step), its output product and the rotation.
+    """
+    qkv = config.query_width + 2 * config.kv_width
+    return 4 * (3 * config.hidden + 2 * qkv + 2 * config.query_width + config.head_dim)
+
+
 def _page_table(column: bytes, pages_per_row: int) -> NDArray[np.int32]:
     return int32_array(column).reshape(-1, pages_per_row)
 
@@ -217,16 +291,11 @@ def _indices(values: NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def _last_tokens(hidden: Tensor, new_tokens: tuple[int, ...]) -> Tensor:
-    """The hidden state of the last token of each row."""
-    return hidden.index_select(0, _indices(np.cumsum(new_tokens) - 1))
-
-
 @torch.inference_mode()
 def logits_for(runner: ModelRunner, token_ids: list[int]) -> Tensor:
     """Logits float32[tokens, vocabulary] after each token of one prompt, through pages 1 and up."""
     pages = -(-len(token_ids) // PAGE_SIZE)
     assert pages < runner.pages, (pages, runner.pages)
     table = np.arange(1, pages + 1, dtype=np.int32)[None, :]
-    hidden = runner.prefill_hidden(np.asarray(token_ids, dtype=np.int32), table, (len(token_ids),), (0,))
-    return runner.decoder.head(hidden)
+    chunk = whole_chunk(np.asarray(token_ids, dtype=np.int32), table, (len(token_ids),), (0,))
+    return runner.decoder.head(runner.prefill_hidden(chunk))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from muxk.kernel.work import DecodeWork, PrefillWork, SamplingColumns, int32_array, int32_bytes
+from muxk.kernel.work import DecodeWork, PrefillWork, SamplingColumns, StepOutput, int32_array, int32_bytes
 from muxk.models.config import ModelConfig
 from muxk.models.cpu_ops import CpuOperators
 from muxk.models.llama import load_decoder, tensor_names
@@ -51,10 +51,32 @@ class Driver:
         pages = np.arange(1, runner.pages)
         order = np.random.default_rng(7).permutation(pages) if scattered else pages
         self._free = [int(page) for page in order]
-        self._batch = 0
+        self._ids = 0
 
     def request(self, prompt: list[int], output: int) -> Generation:
         return Generation(prompt, [self._free.pop() for _ in range(-(-(len(prompt) + output) // PAGE))])
+
+    def prefill_work(
+        self,
+        requests: list[Generation],
+        reused: Sequence[int] | None = None,
+        sampling: SamplingColumns | None = None,
+        prompt_logprobs: tuple[tuple[int, int], ...] = (),
+    ) -> PrefillWork:
+        """The work of a batch of prompts."""
+        counts = tuple(reused or [0] * len(requests))
+        new = [request.prompt[count:] for request, count in zip(requests, counts, strict=True)]
+        self._ids += 1
+        return PrefillWork(
+            batch_id=self._ids,
+            requests=tuple(range(len(requests))),
+            tokens=int32_bytes([token for tokens in new for token in tokens]),
+            new_tokens=tuple(map(len, new)),
+            reused_tokens=counts,
+            sampling=sampling or columns(len(requests)),
+            prompt_logprobs=prompt_logprobs,
+            **_table(requests),
+        )
 
     def prefill(
         self,
@@ -62,45 +84,47 @@ class Driver:
         reused: Sequence[int] | None = None,
         cuts: Sequence[int] = (),
         sampling: SamplingColumns | None = None,
+        chunk: int | None = None,
     ) -> None:
-        """Prefill a batch, its layers cut at `cuts`, and take the first token of each request."""
-        counts = tuple(reused or [0] * len(requests))
-        new = [request.prompt[count:] for request, count in zip(requests, counts, strict=True)]
-        self._batch += 1
-        work = PrefillWork(
-            batch_id=self._batch,
-            requests=tuple(range(len(requests))),
-            tokens=int32_bytes([token for tokens in new for token in tokens]),
-            new_tokens=tuple(map(len, new)),
-            reused_tokens=counts,
-            sampling=sampling or columns(len(requests)),
-            **_table(requests),
-        )
-        edges = [0, *cuts, self.runner.layers]
-        for first, last in itertools.pairwise(edges):
-            tokens = self.runner.prefill(work, range(sum(work.new_tokens)), range(first, last)).tokens
-            assert (tokens == b"") == (last < self.runner.layers)
-        _take(requests, tokens)
+        """Prefill a batch and take the first token of each request.
 
-    def decode(self, requests: list[Generation], sampling: SamplingColumns | None = None) -> None:
-        """One step for a batch."""
-        positions = [len(r.prompt) + len(r.output) - 1 for r in requests]
-        work = DecodeWork(
-            step_id=1,
+        The layers of each chunk of `chunk` tokens, or of all, are cut at `cuts`.
+        """
+        work = self.prefill_work(requests, reused, sampling)
+        outputs = run_chunks(self.runner, work, chunk, cuts)
+        take(requests, b"".join(output.tokens for output in outputs))
+
+    def decode_work(
+        self, requests: list[Generation], sampling: SamplingColumns | None = None, ahead: int = 0
+    ) -> DecodeWork:
+        """A step for a batch; `ahead`: how many tokens of each the host does not know yet, all carried."""
+        positions = [len(r.prompt) + len(r.output) - 1 + ahead for r in requests]
+        rows = int32_bytes(range(len(requests))) if ahead else b""
+        self._ids += 1
+        return DecodeWork(
+            step_id=self._ids,
             version=0,
             requests=tuple(range(len(requests))),
-            tokens=int32_bytes([r.output[-1] for r in requests]),
+            tokens=int32_bytes([0 if ahead else r.output[-1] for r in requests]),
             positions=int32_bytes(positions),
             context_tokens=sum(positions) + len(positions),
             sampling=sampling or columns(len(requests)),
+            after_step=self._ids - 1 if ahead else 0,
+            carried_rows=rows,
+            carried_from=rows,
             **_table(requests),
         )
-        _take(requests, self.runner.decode(work).tokens)
 
-    def generate(self, prompts: list[list[int]], steps: int, cuts: Sequence[int] = ()) -> list[list[int]]:
+    def decode(self, requests: list[Generation], sampling: SamplingColumns | None = None) -> None:
+        """One step for a batch."""
+        take(requests, self.runner.decode(self.decode_work(requests, sampling)).tokens)
+
+    def generate(
+        self, prompts: list[list[int]], steps: int, cuts: Sequence[int] = (), chunk: int | None = None
+    ) -> list[list[int]]:
         """Greedy outputs of `steps` tokens of a batch."""
         requests = [self.request(prompt, steps) for prompt in prompts]
-        self.prefill(requests, cuts=cuts)
+        self.prefill(requests, cuts=cuts, chunk=chunk)
         for _ in range(steps - 1):
             self.decode(requests)
         return [request.output for request in requests]
@@ -112,7 +136,23 @@ def _table(requests: list[Generation]) -> dict[str, Any]:
     return {"page_table": int32_bytes(rows), "pages_per_row": width}
 
 
-def _take(requests: list[Generation], tokens: bytes) -> None:
+def run_chunks(
+    runner: ModelRunner, work: PrefillWork, chunk: int | None = None, cuts: Sequence[int] = ()
+) -> list[StepOutput]:
+    """Run a prefill in chunks of a number of tokens, or whole, and give the output of each."""
+    total = sum(work.new_tokens)
+    outputs = []
+    for start in range(0, total, chunk or total):
+        tokens = range(start, min(start + (chunk or total), total))
+        for first, last in itertools.pairwise([0, *cuts, runner.layers]):
+            output = runner.prefill(work, tokens, range(first, last))
+            assert last == runner.layers or output == StepOutput()
+        outputs.append(output)
+    return outputs
+
+
+def take(requests: Sequence[Generation], tokens: bytes) -> None:
+    """Append one token to the output of each request."""
     for request, token in zip(requests, int32_array(tokens), strict=True):
         request.output.append(int(token))
 
