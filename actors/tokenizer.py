@@ -44,6 +44,9 @@ class Tokenizer(Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def chat(self, turns: Sequence[tuple[str, str]]) -> list[int]: ...
@@ -121,7 +124,8 @@ class TokenizerActor(Actor):
     def _admit(self, message: EncodeRequest, prompt: bytes) -> None:
         stops = message.params.stop
         matcher = StopMatcher(stops) if stops else None
-        detokenizer = Detokenizer(self._tokenizer.token_bytes)
+        skipped = self._tokenizer.special_ids if message.params.skip_special_tokens else frozenset()
+        detokenizer = Detokenizer(self._tokenizer.token_bytes, skipped)
         self.state.live[message.request_id] = TextState(detokenizer, matcher)
         request = Request(
             request_id=message.request_id,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 
 class Detokenizer:
     """The text of one request's output, as its tokens arrive. Linear in the output."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        """`token_bytes` tells what a token adds to the output."""
+    def __init__(self, token_bytes: Callable[[int], bytes], skipped: Container[int] = frozenset()) -> None:
+        """`token_bytes` tells what a token adds to the output; `skipped` tokens add nothing."""
         self._token_bytes = token_bytes
+        self._skipped = skipped
         # The incremental decoder keeps the 1 to 3 bytes of a character that may still become whole, and
         # replaces what cannot any more.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete."""
-        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
+        kept = [self._token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped]
+        return self._decoder.decode(b"".join(kept))
 
     def finish(self) -> str:
         """What was held back, with a replacement character for an incomplete one."""

@@ -14,6 +14,7 @@ from muxk.models.token_pieces import byte_level_piece
 from muxk.models.tokenizer import Tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+UNKNOWN = 2
 CONTROL = 3
 USER_DEFINED = 4
 """Token types of ggml's `llama_token_type`."""
@@ -53,6 +54,7 @@ def tokenizer_from_gguf(source: GgufSource) -> Tokenizer:
     return Tokenizer(
         encoder=_encoder(metadata, tokens, types, place),
         pieces=[_piece(token, kind) for token, kind in zip(tokens, types, strict=True)],
+        special_ids=frozenset(index for index, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)),
         end_ids=_end_ids(metadata, tokens, types),
         template=_template(metadata, tokens, source.name),
         name=source.name,
@@ -103,9 +105,8 @@ def _merge(text: str, place: str) -> tuple[str, str]:
 
 
 def _piece(token: str, kind: int) -> bytes:
-    if kind == CONTROL:
-        return b""
-    return token.encode("utf-8") if kind == USER_DEFINED else byte_level_piece(token)
+    plain = kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    return token.encode("utf-8") if plain else byte_level_piece(token)
 
 
 def _end_ids(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> frozenset[int]:

@@ -13,6 +13,8 @@ from muxk.models.resolve import FolderSource
 from muxk.models.token_pieces import byte_level_piece, sentencepiece_piece
 from muxk.models.tokenizer import Tokenizer
 
+ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+
 
 def tokenizer_from_folder(source: FolderSource) -> Tokenizer:
     """Build it. ModelError when `tokenizer.json` is missing or cannot be read."""
@@ -29,6 +31,7 @@ def tokenizer_from_folder(source: FolderSource) -> Tokenizer:
     return Tokenizer(
         encoder=encoder,
         pieces=_pieces(encoder, description),
+        special_ids=_special_ids(encoder, settings),
         end_ids=_end_ids(encoder, folder, settings),
         template=_template(folder, settings, source.name),
         name=source.name,
@@ -43,7 +46,7 @@ def _pieces(encoder: tokenizers.Tokenizer, description: dict[str, Any]) -> list[
     for token, index in vocabulary.items():
         pieces[index] = piece_of(token)
     for index, added in encoder.get_added_tokens_decoder().items():
-        pieces[index] = b"" if added.special else added.content.encode("utf-8")
+        pieces[index] = added.content.encode("utf-8")
     return pieces
 
 
@@ -51,6 +54,13 @@ def _is_byte_level(description: dict[str, Any]) -> bool:
     decoder = description.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def _special_ids(encoder: tokenizers.Tokenizer, settings: dict[str, Any]) -> frozenset[int]:
+    """Added tokens that are marked special, and those that the settings give a role."""
+    marked = [index for index, added in encoder.get_added_tokens_decoder().items() if added.special]
+    named = [encoder.token_to_id(_token(settings, f"{role}_token")) for role in ROLES]
+    return frozenset([*marked, *(index for index in named if index is not None)])
 
 
 def _end_ids(encoder: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> frozenset[int]:

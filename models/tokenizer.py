@@ -5,7 +5,7 @@ One encoder thread at a time may use an instance; `token_bytes` is a lookup that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from muxk.models.errors import ModelError
@@ -25,13 +25,16 @@ class Tokenizer:
         self,
         encoder: tokenizers.Tokenizer,
         pieces: Sequence[bytes],
+        special_ids: frozenset[int],
         end_ids: frozenset[int],
         template: ChatTemplate | None,
         name: str,
     ) -> None:
-        """`pieces` are the bytes of every token, empty for special ones; `name` is for errors."""
+        """`pieces` are the bytes of every token; `name` is for errors."""
         self._encoder = encoder
         self._pieces = tuple(pieces)
+        self.special_ids = special_ids
+        """Tokens that mean something to the model and are no text, such as `<|im_end|>`."""
         self.end_ids = end_ids
         """Tokens that end an answer."""
         self._template = template
@@ -56,18 +59,18 @@ class Tokenizer:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the output; empty for special tokens and for ids without a token."""
+        """What a token says, special ones their name; empty for ids without a token."""
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of whole outputs; see `detokenizer.Detokenizer` for pieces of them."""
-        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
+        """The text of whole outputs without special tokens; `detokenizer.Detokenizer` gives pieces of it."""
+        return _decode(token_ids, self.token_bytes, self.special_ids)
 
 
 class ByteTokenizer:
     """A token for each byte and one that ends, for devices without a model."""
 
-    end_ids = frozenset({BYTE_TOKENS})
+    end_ids = special_ids = frozenset({BYTE_TOKENS})
     vocabulary_size = BYTE_TOKENS + 1
 
     def encode(self, text: str) -> list[int]:
@@ -80,11 +83,19 @@ class ByteTokenizer:
         return self.encode("".join(lines) + "assistant: ")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The byte of a token; empty for the end token."""
+        """The byte of a token; `<end>` for the end token."""
+        if token_id == BYTE_TOKENS:
+            return b"<end>"
         return bytes([token_id]) if 0 <= token_id < BYTE_TOKENS else b""
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+        """The text of whole outputs without end tokens."""
+        return _decode(token_ids, self.token_bytes, self.special_ids)
+
+
+def _decode(token_ids: Iterable[int], token_bytes: Callable[[int], bytes], skipped: frozenset[int]) -> str:
+    data = b"".join(token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
+    return data.decode("utf-8", "replace")
 
 
 def load_tokenizer(source: Source | str) -> Tokenizer:

@@ -47,6 +47,15 @@ def test_a_character_cut_short_becomes_one_replacement_at_the_end() -> None:
     assert detokenise([b"a\xf0\x9f", b"\x8e"]) == ["a", "", "\ufffd"]
 
 
+def test_skipped_tokens_add_nothing_even_inside_a_character() -> None:
+    first, second = "é".encode()
+    tokens = [256, first, 256, second, 256]
+    skipping = Detokenizer(ByteTokenizer().token_bytes, ByteTokenizer.special_ids)
+    assert (skipping.push(tokens), skipping.finish()) == ("é", "")
+    plain = Detokenizer(ByteTokenizer().token_bytes)
+    assert plain.push([104, 256]) == "h<end>"
+
+
 LETTERS = st.text(alphabet="abc", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4)
 

@@ -98,10 +98,14 @@ def test_text_survives_encoding_and_decoding(text: str, tokenizer: Tokenizer) ->
 
 
 @pytest.mark.model
-def test_special_tokens_add_nothing_to_the_output_and_end_tokens_are_known(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_no_text_and_end_tokens_are_known(
+    tokenizer: Tokenizer, reference: PreTrainedTokenizerBase
+) -> None:
     (end,) = tokenizer.encode("<|im_end|>")
     (start,) = tokenizer.encode("<|im_start|>")
-    assert tokenizer.token_bytes(end) == tokenizer.token_bytes(start) == b""
+    assert tokenizer.decode([end, *tokenizer.encode("x"), start]) == "x"
+    assert tokenizer.token_bytes(end) == b"<|im_end|>"
+    assert tokenizer.special_ids >= {start, *reference.all_special_ids}
     assert end in tokenizer.end_ids
     assert start not in tokenizer.end_ids
     assert tokenizer.vocabulary_size == 49152
@@ -119,7 +123,7 @@ def test_the_byte_tokenizer_is_utf8(text: str) -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode([*tokenizer.encode(text), 256]) == text
-    assert tokenizer.end_ids == {256}
+    assert tokenizer.end_ids == tokenizer.special_ids == {256}
 
 
 def test_a_tokenizer_needs_no_torch() -> None:
@@ -151,6 +155,7 @@ def test_a_checkpoint_folder_gives_its_tokens_template_and_end_tokens(folder: Pa
     tokenizer = load_tokenizer(FolderSource("tiny", folder))
     assert tokenizer.decode(tokenizer.encode("xé!ü<end>")) == "xé!ü"
     assert tokenizer.token_bytes(258) == "é!".encode()
+    assert tokenizer.special_ids == {256, 257}
     assert tokenizer.end_ids == {256, 257}
     assert tokenizer.chat([("user", "x")]) == [*tokenizer.encode("x"), 256]
 
