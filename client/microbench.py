@@ -102,8 +102,8 @@ def decide_ns(policy_name: str, decisions: int = 5000) -> float:
 def busy_view() -> View:
     """256 running requests on a device of 8 units, everything measured, everything pending."""
     units = range(1, 9)
-    prefill = PrefillView(1, 2, 1500, 0, 1_125_750, 20, 0, 10_000_000_000, 0, 0)
-    candidate = PrefillView(0, 1, 32, 0, 528, 30, 0, 320_000_000, 0, 0)
+    prefill = PrefillView(1, 2, 1500, 0, 1_125_750, 20, 0, 10_000_000_000, 0, 0, 1500, 1_125_750)
+    candidate = PrefillView(0, 1, 32, 0, 528, 30, 0, 320_000_000, 0, 0, 0, 0, 32, 528)
     return View(
         now_ns=1_000_000,
         units_total=8,

@@ -33,6 +33,14 @@ class Policy(Protocol):
     @property
     def tbt_slo_ns(self) -> int: ...
 
+    @property
+    def reads_priority(self) -> bool:
+        """Whether any rule looks at the priority of a request; else a priority has no effect."""
+
+    @property
+    def known_classes(self) -> tuple[str, ...]:
+        """Classes of requests that it tells apart; a request of another class is like one without."""
+
     def ttft_slo_ns(self, prompt_tokens: int) -> int:
         """Time a request with this prompt may wait for its first token, in ns."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.policies.closures import Run, negate
@@ -34,6 +34,8 @@ class Context:
 
     report: Report
     constants: Mapping[str, Constant]
+    names: set[str] = field(default_factory=set)
+    """What the expressions compiled so far mention; collected for each rule."""
 
     def expression(
         self, node: Node | None, wanted: Type, place: str, sort_key: bool = False
@@ -45,7 +47,11 @@ class Context:
             hint = "inside { } put quotes around it"
             self.report.add(node.mark, f"an expression is expected, not {describe(node)}", hint)
             return None
-        return compile_expression(node, wanted, vocabulary(place, self.constants), self.report, sort_key)
+        names = vocabulary(place, self.constants)
+        expression = compile_expression(node, wanted, names, self.report, sort_key)
+        if expression is not None:
+            self.names.update(expression.names)
+        return expression
 
     def word(self, node: Node, words: tuple[str, ...], what: str) -> str | None:
         """One of a closed set of words."""
@@ -176,23 +182,56 @@ def count(value: float) -> int:
     return max(1, min(math.ceil(value), LARGEST_COUNT))
 
 
+def count_down(value: float) -> int:
+    """A number as a count: rounded down, at least 1, and within 32 bits."""
+    return max(1, min(math.floor(value), LARGEST_COUNT))
+
+
 def _parse_slice(node: Node, context: Context) -> Answer | None:
-    found = fields(node, {"layers": "", "tokens": _NO_CHUNKS}, "the answer of slice", context.report)
-    layers = found.get("layers")
-    if layers is None:
-        if isinstance(node, MappingNode) and not node.entries:
-            context.report.add(node.mark, "the answer of slice needs 'layers'", "write layers: all")
+    """From the scope to (layers, tokens or None for all, fused with the decode step)."""
+    found = fields(node, {"layers": "", "tokens": "", "fuse": ""}, "the answer of slice", context.report)
+    if not _slice_makes_sense(node, found, context):
         return None
-    if isinstance(layers, Scalar) and layers.text == "all":
-        return lambda scope: scope.view.layers
-    expression = context.expression(layers, Type.NUMBER, "slice")
+    layers = _amount(found.get("layers"), count, context)
+    tokens = _amount(found.get("tokens"), count_down, context)
+    if layers is None or tokens is None:
+        return None
+    run_layers, run_tokens = layers, tokens
+    fuse = "fuse" in found
+
+    def answer(scope: Any) -> tuple[int, int | None, bool]:
+        wanted = run_layers(scope)
+        return scope.view.layers if wanted is None else wanted, run_tokens(scope), fuse
+
+    return answer
+
+
+def _slice_makes_sense(node: Node, found: Mapping[str, Node], context: Context) -> bool:
+    """Whether the keys of a slice go together; reported if they do not."""
+    report = context.report
+    fuse = found.get("fuse")
+    if fuse is not None:
+        if "layers" in found:
+            hint = "a fused step runs all layers; leave 'layers' out"
+            report.add(fuse.mark, "'fuse' and 'layers' do not go together", hint)
+        elif "tokens" not in found:
+            report.add(fuse.mark, "'fuse' needs 'tokens'", "write {tokens: 256, fuse: decode}")
+        return context.word(fuse, ("decode",), "fuse") is not None and "tokens" in found
+    if isinstance(node, MappingNode) and not node.entries:
+        hint = "write layers: all, or tokens: 256"
+        report.add(node.mark, "the answer of slice needs 'layers' or 'tokens'", hint)
+    return bool(found)
+
+
+def _amount(node: Node | None, rounded: Callable[[float], int], context: Context) -> Answer | None:
+    """From the scope to a rounded number, or to None for `all`, which is meant where there is no node."""
+    if node is None or (isinstance(node, Scalar) and node.text == "all"):
+        return lambda scope: None
+    expression = context.expression(node, Type.NUMBER, "slice")
     if expression is None:
         return None
     run = expression.run
-    return lambda scope: count(run(scope))
-
-
-_NO_CHUNKS = "is not supported yet: prefill is sliced by layers"
+    return lambda scope: rounded(run(scope))
 
 
 def _parse_preempt(node: Node, context: Context) -> Answer | None:
@@ -218,7 +257,7 @@ POINTS: Mapping[str, PointKind] = {
     "order": PointKind(_parse_keys("order"), _sort_fallback(BY_ARRIVAL)),
     "form": PointKind(_parse_form, lambda scope: (1, 1)),
     "split": PointKind(_parse_split_rule, lambda scope: shared(scope.view)),
-    "slice": PointKind(_parse_slice, lambda scope: 1),
+    "slice": PointKind(_parse_slice, lambda scope: (1, None, False)),
     "preempt": PointKind(_parse_preempt, lambda scope: False),
     "victim": PointKind(_parse_keys("victim"), _sort_fallback(LATEST_FIRST)),
     "retain": PointKind(_parse_retain, lambda scope: True),

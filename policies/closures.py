@@ -139,6 +139,15 @@ def call_one(function: Callable[[Any], Any]) -> Callable[[list[Run]], Run]:
     return build
 
 
+def call_scoped(function: Callable[..., Any], arguments: list[Run]) -> Run:
+    """A function of the scope and one or two arguments."""
+    if len(arguments) == 1:
+        (only,) = arguments
+        return lambda s: function(s, only(s))
+    a, b = arguments
+    return lambda s: function(s, a(s), b(s))
+
+
 def call_many(function: Callable[..., Any]) -> Callable[[list[Run]], Run]:
     """`min` and `max`."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean
 from muxk.policies.schema import DEFAULTS, PolicySource, RuleSource, read_policy
 from muxk.policies.units import TtftSlo, Type
 
+_PRIORITIES = frozenset({"request.priority", "head.priority"})
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -43,6 +45,8 @@ class Rule:
     """`point/name`."""
     when: Run | None
     then: Answer
+    names: frozenset[str]
+    """Names of the decision point that its condition and its answer mention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,10 @@ class CompiledPolicy:
     ttft: TtftSlo
     points: Mapping[str, Point]
     description: str = ""
+    reads_priority: bool = False
+    """Whether any rule that can be reached looks at the priority of a request."""
+    known_classes: tuple[str, ...] = ()
+    """Classes of requests that the policy tells apart."""
 
     def __post_init__(self) -> None:
         assert set(self.points) == set(POINTS), "defaults.yaml answers every point"
@@ -117,11 +125,11 @@ class CompiledPolicy:
             label, preempt = self.points["preempt"].ask(scope, errors)
             rules.append(label)
             scope.batch = view.candidate if preempt else view.running
-        layers = 1
+        layers, tokens, fuse = 1, None, False
         if split.prefill_units and scope.batch is not None:
-            label, layers = self.points["slice"].ask(scope, errors)
+            label, (layers, tokens, fuse) = self.points["slice"].ask(scope, errors)
             rules.append(label)
-        return Decision(split, layers, preempt, tuple(rules), tuple(errors))
+        return Decision(split, layers, preempt, tuple(rules), tuple(errors), tokens, fuse)
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> int:
         """Index of the request to recompute later; the latest to arrive when a sort key fails.
@@ -170,6 +178,7 @@ def compile_policy(
         ttft=source.ttft,
         points=points,
         description=source.description,
+        reads_priority=_mentions(points, _PRIORITIES),
     )
 
 
@@ -227,8 +236,14 @@ def _points(source: PolicySource, context: Context) -> dict[str, Point]:
     }
 
 
+def _mentions(points: Mapping[str, Point], names: frozenset[str]) -> bool:
+    """Whether a rule that can be reached mentions one of the names."""
+    return any(names & rule.names for point in points.values() for rule in point.rules)
+
+
 def _rule(point: str, context: Context, rule: RuleSource) -> Rule | None:
     """A compiled rule, or None for one whose condition is false under these params, or wrong."""
+    context = replace(context, names=set())
     when = context.expression(rule.when, Type.BOOL, point)
     then = POINTS[point].parse(rule.then, context) if rule.then is not None else None
     if then is None or (rule.when is not None and when is None):
@@ -236,8 +251,10 @@ def _rule(point: str, context: Context, rule: RuleSource) -> Rule | None:
             context.report.add(rule.then.mark, f"this is no answer of {point}")
         return None
     if when is None or when.constant is True:
-        return Rule(f"{point}/{rule.name}", None, then)
-    return None if when.constant is False else Rule(f"{point}/{rule.name}", when.run, then)
+        return Rule(f"{point}/{rule.name}", None, then, frozenset(context.names))
+    if when.constant is False:
+        return None
+    return Rule(f"{point}/{rule.name}", when.run, then, frozenset(context.names))
 
 
 def _reachable(rules: Sequence[Rule | None]) -> tuple[Rule, ...]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import bisect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,14 +17,14 @@ from muxk.policies import closures
 from muxk.policies.closures import Run
 from muxk.policies.lexer import Token, placeholders, tokenize
 from muxk.policies.marks import Scalar
+from muxk.policies.operators import BOOLS, BUILTINS, RESULTS, SIGNS
 from muxk.policies.problems import ABSENT, Report, RuleError, did_you_mean
 from muxk.policies.units import Type, UnitError, parse_quantity
-from muxk.policies.vocabulary import Constant, Vocabulary
+from muxk.policies.vocabulary import Constant, Function, Vocabulary
 
 MAX_DEPTH = 64
 MAX_COST = 400
-"""One operator or name costs 1, an estimate about as much time as 10 of them."""
-ESTIMATE_COST = 10
+"""One operator or name costs 1, a function of a decision point what it declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,8 @@ class Expression:
     constant: Any
     """Its value if it depends on nothing, else None."""
     cost: int
+    names: frozenset[str]
+    """Names and functions of the decision point that it mentions."""
     descending: bool = False
     """For sort keys: the text was `-key`."""
 
@@ -108,40 +109,6 @@ class _Code:
 
 _WRONG = _Code(Type.ANY, closures.constant(0))
 
-_SIGNS: Mapping[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-}  # fmt: skip
-_N, _D, _M = Type.NUMBER, Type.DURATION, Type.MOMENT
-_RESULTS: Mapping[tuple[str, Type, Type], Type] = {
-    ("+", _N, _N): _N, ("+", _D, _D): _D, ("+", _M, _D): _M, ("+", _D, _M): _M,
-    ("-", _N, _N): _N, ("-", _D, _D): _D, ("-", _M, _D): _M, ("-", _M, _M): _D,
-    ("*", _N, _N): _N, ("*", _D, _N): _D, ("*", _N, _D): _D,
-    ("/", _N, _N): _N, ("/", _D, _D): _N, ("/", _D, _N): _D,
-    ("//", _N, _N): _N, ("//", _D, _D): _N,
-    ("%", _N, _N): _N, ("%", _D, _D): _D,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Builtin:
-    least: int
-    most: int
-    types: tuple[Type, ...]
-    build: Callable[[list[Run]], Run]
-
-
-_ORDERED = (_N, _D, _M)
-_BUILTINS: Mapping[str, _Builtin] = {
-    "min": _Builtin(2, 8, _ORDERED, closures.call_many(min)),
-    "max": _Builtin(2, 8, _ORDERED, closures.call_many(max)),
-    "clamp": _Builtin(3, 3, _ORDERED, closures.call_clamp),
-    "abs": _Builtin(1, 1, (_N, _D), closures.call_one(abs)),
-    "ceil": _Builtin(1, 1, (_N,), closures.call_one(math.ceil)),
-    "floor": _Builtin(1, 1, (_N,), closures.call_one(math.floor)),
-}
-_BOOLS: Mapping[str, bool] = {"true": True, "True": True, "false": False, "False": False}
-
 
 class _Compiler:
     """One pass over the tree of one expression."""
@@ -153,6 +120,7 @@ class _Compiler:
         self._vocabulary = vocabulary
         self._report = report
         self._cost = 0
+        self._names: set[str] = set()
         self._wrong = False
 
     def expression(self, wanted: Type, sort_key: bool) -> Expression | None:
@@ -167,7 +135,10 @@ class _Compiler:
             )
         if self._wrong:
             return None
-        return Expression(self._scalar.text, code.type, code.run, code.constant, self._cost, descending)
+        names = frozenset(self._names)
+        return Expression(
+            self._scalar.text, code.type, code.run, code.constant, self._cost, names, descending
+        )
 
     def _parse(self) -> ast.expr:
         try:
@@ -225,14 +196,15 @@ class _Compiler:
     def _leaf(self, node: ast.Name) -> _Code:
         token = self._token_at(node.col_offset)
         text = token.text
-        if text in _BOOLS:
-            return _constant(Type.BOOL, _BOOLS[text])
+        if text in BOOLS:
+            return _constant(Type.BOOL, BOOLS[text])
         if text[0].isdigit() or text[0] == ".":
             return self._literal(node, text)
         known = self._vocabulary.names.get(text)
         if isinstance(known, Constant):
             return _constant(known.type, known.value)
         if known is not None:
+            self._names.add(text)
             return _Code(known.type, known.read)
         return self._unknown(node, text)
 
@@ -245,7 +217,7 @@ class _Compiler:
 
     def _unknown(self, node: ast.expr, text: str) -> _Code:
         place, names = self._vocabulary.place, self._vocabulary.names
-        if text in _BUILTINS or text in self._vocabulary.functions:
+        if text in BUILTINS or text in self._vocabulary.functions:
             return self._problem(node, f"'{text}' is a function", f"write {text}(...)")
         if text in self._vocabulary.elsewhere:
             where = self._vocabulary.elsewhere[text]
@@ -260,23 +232,31 @@ class _Compiler:
             return self._problem(node, "this call is not part of the language")
         name = self._token_at(node.func.col_offset).text
         arguments = [self._visit(argument, depth + 1) for argument in node.args]
-        if name in _BUILTINS:
+        if name in BUILTINS:
             return self._builtin(node, name, arguments)
         function = self._vocabulary.functions.get(name)
         if function is None:
-            known = [*_BUILTINS, *self._vocabulary.functions]
+            known = [*BUILTINS, *self._vocabulary.functions]
             hint = did_you_mean(name, known, f"functions here: {', '.join(known)}")
             return self._problem(node, f"unknown function '{name[:60]}' in {self._vocabulary.place}", hint)
-        if len(arguments) != 1:
-            return self._problem(node, f"{name} takes 1 argument, not {len(arguments)}")
-        self._cost += ESTIMATE_COST
-        if not self._want(arguments[0], (Type.NUMBER,), node.args[0], f"the argument of {name}"):
-            return _WRONG
-        call, argument = function.call, arguments[0].run
-        return _Code(function.result, lambda scope: call(scope, argument(scope)))
+        self._names.add(name)
+        return self._function(node, name, function, arguments)
+
+    def _function(self, node: ast.Call, name: str, function: Function, arguments: list[_Code]) -> _Code:
+        parameters = function.parameters
+        if len(arguments) != len(parameters):
+            plural = "" if len(parameters) == 1 else "s"
+            message = f"{name} takes {len(parameters)} argument{plural}, not {len(arguments)}"
+            usage = ", ".join(parameter for parameter, _ in parameters)
+            return self._problem(node, message, f"write {name}({usage})")
+        self._cost += function.cost
+        for code, argument, (parameter, type_) in zip(arguments, node.args, parameters, strict=True):
+            if not self._want(code, (type_,), argument, f"'{parameter}' of {name}"):
+                return _WRONG
+        return _Code(function.result, closures.call_scoped(function.call, [code.run for code in arguments]))
 
     def _builtin(self, node: ast.Call, name: str, arguments: list[_Code]) -> _Code:
-        builtin = _BUILTINS[name]
+        builtin = BUILTINS[name]
         if not builtin.least <= len(arguments) <= builtin.most:
             wanted = (
                 str(builtin.least) if builtin.least == builtin.most else f"{builtin.least} to {builtin.most}"
@@ -294,13 +274,13 @@ class _Compiler:
         return self._folded(node, _Code(type_, run), arguments)
 
     def _arithmetic(self, node: ast.BinOp, depth: int) -> _Code:
-        sign = _SIGNS.get(type(node.op))
+        sign = SIGNS.get(type(node.op))
         if sign is None:
             return self._problem(node, "this operator is not part of the language")
         left, right = self._visit(node.left, depth + 1), self._visit(node.right, depth + 1)
         if Type.ANY in (left.type, right.type):
             return _WRONG
-        result = _RESULTS.get((sign, left.type, right.type))
+        result = RESULTS.get((sign, left.type, right.type))
         if result is None:
             message = f"{left.type.phrase} {sign} {right.type.phrase} has no meaning"
             return self._problem(node.right, message, _unit_hint(left.type, right.type))
@@ -322,7 +302,7 @@ class _Compiler:
     def _compare(self, node: ast.Compare, depth: int) -> _Code:
         nodes = [node.left, *node.comparators]
         codes = [self._visit(operand, depth + 1) for operand in nodes]
-        signs = [_SIGNS.get(type(operator), "") for operator in node.ops]
+        signs = [SIGNS.get(type(operator), "") for operator in node.ops]
         if not all(signs):
             return self._problem(node, "this comparison is not part of the language")
         for (left, right), sign, operand in zip(pairwise(codes), signs, nodes[1:], strict=True):

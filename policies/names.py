@@ -34,8 +34,8 @@ class DecideScope:
         self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
         self.step_ns: dict[int, float] = {}
-        self.layer_ns: dict[tuple[int, int], float] = {}
-        """Estimates asked so far, by units and by (units, batch id): rules ask for the same ones again."""
+        self.layer_ns: dict[tuple[int, int, int], float] = {}
+        """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
 
 
 class RequestScope:
@@ -59,24 +59,31 @@ class SortScope:
 
 
 def prefill_time_ns(scope: DecideScope, batch: PrefillView) -> float:
-    """Estimated time of the layers a batch has left, on the prefill units in force (else on all), in ns.
+    """Estimated time of what a batch has left, on the prefill units in force (else on all), in ns.
+
+    The layers left of the chunk that was begun, and all layers of the tokens of no chunk yet, as one chunk.
 
     Raises:
         RuleError: nothing was measured yet.
     """
     units = scope.split.prefill_units or scope.view.units_total
-    return batch.layers_left * _layer_ns(scope, units, batch)
+    begun_ns = rest_ns = 0.0
+    if batch.chunk_tokens:
+        begun_ns = batch.layers_left * _layer_ns(scope, units, batch.chunk_tokens, batch.chunk_pairs)
+    if batch.tokens_left:
+        rest_ns = scope.view.layers * _layer_ns(scope, units, batch.tokens_left, batch.pairs_left)
+    return begun_ns + rest_ns
 
 
-def _layer_ns(scope: DecideScope, units: int, batch: PrefillView) -> float:
-    key = (units, batch.batch_id)
+def _layer_ns(scope: DecideScope, units: int, tokens: int, pairs: int) -> float:
+    key = (units, tokens, pairs)
     known = scope.layer_ns.get(key)
     if known is not None:
         return known
     estimates = scope.view.estimates
     if not estimates.prefill:
         raise RuleError("no prefill was measured yet; ask estimate.known first")
-    layer_ns = _time(estimates.prefill_layer_ns(units, batch.new_tokens, batch.pairs))
+    layer_ns = _time(estimates.prefill_layer_ns(units, tokens, pairs))
     scope.layer_ns[key] = layer_ns
     return layer_ns
 
@@ -107,16 +114,54 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
 
 
 def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
-    """Time of one layer of the batch that runs next on a number of units, in ns.
+    """Time of one layer of the chunk that runs next on a number of units, in ns.
+
+    That is the chunk that was begun, else all that is left of the batch that runs next.
 
     Raises:
         RuleError: no units, no batch, or nothing was measured yet.
     """
     if units < 1:
         raise RuleError("estimate.prefill_layer needs at least 1 unit")
+    batch = _next_batch(scope)
+    if batch.chunk_tokens:
+        return _layer_ns(scope, int(units), batch.chunk_tokens, batch.chunk_pairs)
+    return _layer_ns(scope, int(units), batch.tokens_left, batch.pairs_left)
+
+
+def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
+    """Most tokens that a chunk may have to run through all layers on a number of units within a time.
+
+    Of the tokens in no chunk yet of the batch that runs next; 0 when not even one fits.
+
+    Raises:
+        RuleError: no units, no batch, or nothing was measured yet.
+    """
+    if units < 1:
+        raise RuleError("estimate.chunk needs at least 1 unit")
+    batch = _next_batch(scope)
+    fits, fails = 0, batch.tokens_left + 1
+    while fails - fits > 1:
+        tokens = (fits + fails) // 2
+        layer_ns = _layer_ns(scope, int(units), tokens, _first_pairs(batch, tokens))
+        if layer_ns * scope.view.layers <= time_ns:
+            fits = tokens
+        else:
+            fails = tokens
+    return fits
+
+
+def _first_pairs(batch: PrefillView, tokens: int) -> int:
+    """Query-key pairs of the first of the tokens left: exact for one prompt, near it for several."""
+    left, pairs = batch.tokens_left, batch.pairs_left
+    before = max(0.0, pairs / left - (left + 1) / 2)
+    return min(pairs, tokens * (tokens + 1) // 2 + round(tokens * before))
+
+
+def _next_batch(scope: DecideScope) -> PrefillView:
     if scope.batch is None:
         raise RuleError("there is no prefill batch; ask prefill.pending first")
-    return _layer_ns(scope, int(units), scope.batch)
+    return scope.batch
 
 
 def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:
@@ -132,16 +177,20 @@ def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:
 
     fields = {
         "requests": plain("requests", _N, "requests in the batch"),
-        "new_tokens": plain("new_tokens", _N, "tokens to compute"),
+        "new_tokens": plain("new_tokens", _N, "tokens to compute, from first to last"),
         "reused_tokens": plain("reused_tokens", _N, "tokens whose KV is there already"),
-        "pairs": plain("pairs", _N, "query-key pairs to compute per head"),
-        "layers_left": plain("layers_left", _N, "layers not launched yet"),
+        "pairs": plain("pairs", _N, "query-key pairs to compute per head, from first to last"),
+        "layers_left": plain("layers_left", _N, "layers not launched yet, of the chunk that was begun"),
+        "chunk_tokens": plain("chunk_tokens", _N, "of the chunk that was begun; 0 between chunks"),
+        "chunk_pairs": plain("chunk_pairs", _N, "query-key pairs of that chunk"),
+        "tokens_left": plain("tokens_left", _N, "tokens to compute that are in no chunk yet"),
+        "pairs_left": plain("pairs_left", _N, "query-key pairs of those"),
         "arrival": plain("arrival_ns", _M, "of its oldest request"),
         "deadline": plain("deadline_ns", _M, "earliest TTFT deadline"),
         "depth": plain("depth", _N, "1 if it preempted another batch, else 0"),
         "preemptions": plain("preemptions", _N, "how often it was parked"),
         "age": derived(_D, lambda scope, batch: scope.view.now_ns - batch.arrival_ns, "now - arrival"),
-        "time_left": derived(_D, _time_left, "estimated time of the layers left, on the prefill units"),
+        "time_left": derived(_D, _time_left, "estimated time of all that is left, on the prefill units"),
         "slack": derived(_D, _slack, "deadline - now - time_left"),
     }
     names = {f"{root}.{field}": name for field, name in fields.items()}
@@ -247,9 +296,17 @@ _SPLIT_CHOSEN: Mapping[str, Name] = {
     "decode.units": Name(_N, attrgetter("split.decode_units"), "of the split just chosen"),
     "prefill.units": Name(_N, attrgetter("split.prefill_units"), "of the split just chosen"),
 }
+_UNITS = ("units", _N)
 _ESTIMATES: Mapping[str, Function] = {
-    "estimate.decode": Function(_D, estimate_decode, "decode step of the running batch on so many units"),
-    "estimate.prefill_layer": Function(_D, estimate_prefill_layer, "one layer of the batch that runs next"),
+    "estimate.decode": Function(
+        (_UNITS,), _D, estimate_decode, "decode step of the running batch on so many units", 10
+    ),
+    "estimate.prefill_layer": Function(
+        (_UNITS,), _D, estimate_prefill_layer, "one layer of the chunk that runs next", 10
+    ),
+    "estimate.chunk": Function(
+        (_UNITS, ("time", _D)), _N, estimate_chunk, "tokens that fit into a time, through all layers", 80
+    ),
 }
 _SORT_NAMES: Mapping[str, Name] = {
     **_NOW,

@@ -25,12 +25,16 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of one number that a decision point declares."""
+    """A function that a decision point declares."""
 
+    parameters: tuple[tuple[str, Type], ...]
+    """Name and type of each argument, one or two of them."""
     result: Type
-    call: Callable[[Any, Any], Any]
-    """From the scope and the argument to the value; raises RuleError when there is none."""
+    call: Callable[..., Any]
+    """From the scope and the arguments to the value; raises RuleError when there is none."""
     about: str
+    cost: int
+    """About how many names could be read in its time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, RequestView, View
 from muxk.kernel.work import Split
@@ -36,8 +35,8 @@ def estimates() -> Estimates:
 
 def busy_view() -> View:
     """A long prefill beside a decode batch, and a short request that waits."""
-    running = PrefillView(1, 1, 32_000, 0, 512_000_000, 40, 0, 320_000_000_000, 0, 0)
-    candidate = msgspec.structs.replace(running, batch_id=0, new_tokens=200, pairs=20_100, layers_left=80)
+    running = PrefillView(1, 1, 32_000, 0, 512_000_000, 40, 0, 320_000_000_000, 0, 0, 32_000, 512_000_000)
+    candidate = PrefillView(0, 1, 200, 0, 20_100, 80, 0, 320_000_000_000, 0, 0, 0, 0, 200, 20_100)
     return View(
         now_ns=10**9,
         units_total=UNITS,

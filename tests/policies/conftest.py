@@ -23,6 +23,7 @@ def _estimates(units: int) -> Estimates:
 
 
 def _batch(**changes: Any) -> PrefillView:
+    """All tokens are one chunk, which was begun if layers were launched, unless changes say otherwise."""
     batch = PrefillView(
         batch_id=1,
         requests=1,
@@ -35,7 +36,12 @@ def _batch(**changes: Any) -> PrefillView:
         depth=0,
         preemptions=0,
     )
-    return msgspec.structs.replace(batch, **changes)
+    batch = msgspec.structs.replace(batch, **changes)
+    if "tokens_left" in changes:
+        return batch
+    if batch.layers_left < 32:
+        return msgspec.structs.replace(batch, chunk_tokens=batch.new_tokens, chunk_pairs=batch.pairs)
+    return msgspec.structs.replace(batch, tokens_left=batch.new_tokens, pairs_left=batch.pairs)
 
 
 def _view(units: int = 16, **changes: Any) -> View:

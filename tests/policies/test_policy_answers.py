@@ -227,3 +227,69 @@ def test_a_slice_is_rounded_up_and_at_least_one_layer(
         policy = compile_policy(policy_text(f"slice: {{layers: {layers}}}"))
         decision: Any = policy.decide(view)
         assert decision.layers == expected, layers
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("{layers: 3}", (3, None, False)),
+        ("{layers: all}", (32, None, False)),
+        ("{tokens: 256}", (32, 256, False)),
+        ("{tokens: all}", (32, None, False)),
+        ("{tokens: 256, layers: all}", (32, 256, False)),
+        ("{layers: 2.1, tokens: 10.9}", (3, 10, False)),
+        ("{tokens: 64 - decode.batch, fuse: decode}", (32, 56, True)),
+        ("{tokens: 7 - decode.batch, fuse: decode}", (32, 1, True)),
+        ("{tokens: all, fuse: decode}", (32, None, True)),
+        ("{tokens: 1e15}", (32, 1 << 31, False)),
+    ],
+)
+def test_a_slice_answer_becomes_layers_a_chunk_and_whether_it_is_fused(
+    answer: str,
+    expected: tuple[int, int | None, bool],
+    policy_text: Text,
+    make_view: MakeView,
+    make_batch: MakeBatch,
+) -> None:
+    decision = compile_policy(policy_text(f"slice: {answer}")).decide(make_view(running=make_batch()))
+    assert decision.errors == ()
+    assert (decision.layers, decision.tokens, decision.fuse) == expected
+
+
+def test_a_slice_that_fails_launches_one_layer_unfused(
+    policy_text: Text, make_view: MakeView, make_batch: MakeBatch
+) -> None:
+    policy = compile_policy(policy_text("slice: {tokens: 64 / queue.requests, fuse: decode}"))
+    decision = policy.decide(make_view(running=make_batch()))
+    assert (decision.layers, decision.tokens, decision.fuse) == (1, None, False)
+    assert decision.errors == ("slice/always: division by zero",)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reads"),
+    [
+        ("retain: keep", False),
+        ("order: {by: [request.arrival, request.priority]}", True),
+        ("victim: {by: -request.priority}", True),
+        ("order: [{name: a, when: queue.requests > 9, then: {by: request.arrival - request.priority * 1s}},"
+         " {name: b, then: {by: request.arrival}}]", True),
+        ("admit: [{name: a, when: request.priority > 3, then: shed}, {name: b, then: accept}]", True),
+        ("form: {requests: 8 if head.priority < 0 else 1, tokens: 512}", True),
+        ("params: {p: {type: bool, default: false}}\n"
+         "order: [{name: a, when: params.p, then: {by: request.priority}},"
+         " {name: b, then: {by: request.arrival}}]", False),
+    ],
+)  # fmt: skip
+def test_a_policy_tells_whether_priorities_have_an_effect(spec: str, reads: bool, policy_text: Text) -> None:
+    policy: Policy = compile_policy(policy_text(spec))
+    assert policy.reads_priority is reads
+    assert policy.known_classes == ()
+
+
+def test_a_param_can_switch_the_rule_that_reads_priorities_on(policy_text: Text) -> None:
+    spec = (
+        "params: {p: {type: bool, default: false}}\n"
+        "order: [{name: a, when: params.p, then: {by: request.priority}},"
+        " {name: b, then: {by: request.arrival}}]"
+    )
+    assert compile_policy(policy_text(spec), settings={"p": "true"}).reads_priority is True

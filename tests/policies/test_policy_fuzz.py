@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, View
 from muxk.kernel.work import Split
-from muxk.policies.engine import CompiledPolicy, compile_policy
+from muxk.policies.engine import CompiledPolicy, compile_policy, shipped_policies
 from muxk.policies.expressions import Expression, compile_expression
 from muxk.policies.marks import Scalar, Style
 from muxk.policies.names import PLACES, DecideScope, vocabulary
@@ -23,7 +23,8 @@ NAMES = sorted(PLACES["slice"])
 WORDS = [
     "and", "or", "not", "if", "else", "&&", "||", "!", "<", "<=", "==", "!=", "+", "-", "*", "/", "//", "%",
     "(", ")", ",", "min(", "max(", "clamp(", "ceil(", "abs(", "estimate.decode(", "estimate.prefill_layer(",
-    "1", "0", "2.5", "1e18", "50ms", "90%", "16k", "true", "false", "**", "[", "]", ".", "'", "lambda", ":=",
+    "estimate.chunk(", "1", "0", "2.5", "1e18", "50ms", "90%", "16k", "true", "false", "**", "[", "]", ".",
+    "'", "lambda", ":=",
 ]  # fmt: skip
 soups = st.lists(st.sampled_from(WORDS + NAMES) | st.text(max_size=3), max_size=25).map(" ".join)
 
@@ -51,7 +52,11 @@ def view(batch: PrefillView | None, known: bool) -> View:
 
 VIEWS = [
     view(batch, known)
-    for batch in (None, PrefillView(1, 1, 9, 0, 9, 0, 0, 0, 0, 0))
+    for batch in (
+        None,
+        PrefillView(1, 1, 9, 0, 9, 0, 0, 0, 0, 0),
+        PrefillView(1, 1, 9, 0, 45, 2, 0, 0, 0, 0, 4, 10, 5, 35),
+    )
     for known in (True, False)
 ]
 
@@ -134,7 +139,7 @@ def test_expressions_mean_what_python_means(meaning: Meaning) -> None:
 
 SHIPPED = [
     resources.files("muxk.policies").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    for name in ("muxwise", "inflight", "defaults")
+    for name in (*shipped_policies(), "defaults")
 ]
 INSERTS = [
     "[",
