@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from muxk.kernel.work import PrefillWork, int32_array
+from muxk.models.config import ModelConfig
 from numpy.typing import NDArray
+
+CHUNK_BYTES = 512 << 20
+"""Scratch memory that the activations of one prefill chunk may take."""
+CHUNK_TOKENS_LEAST = 256
+"""A chunk may have so many tokens however wide the model is."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +82,18 @@ def whole_chunk(
     """All tokens of a batch as one chunk."""
     rows = tuple(range(len(new_tokens)))
     return Chunk(range(len(tokens)), tokens, rows, new_tokens, reused_tokens, table, ended=rows)
+
+
+def largest_chunk(config: ModelConfig) -> int:
+    """Most tokens of a chunk: what CHUNK_BYTES hold, or CHUNK_TOKENS_LEAST."""
+    return max(CHUNK_BYTES // activation_bytes(config), CHUNK_TOKENS_LEAST)
+
+
+def activation_bytes(config: ModelConfig) -> int:
+    """Bytes that a token of a chunk takes in a layer, gate and up aside, which come in blocks.
+
+    The hidden state, its norm and the output product, the qkv product with a rotated copy, what was
+    attended, twice in a fused step, and the rotation.
+    """
+    qkv = config.query_width + 2 * config.kv_width
+    return 4 * (3 * config.hidden + 2 * qkv + 2 * config.query_width + config.head_dim)

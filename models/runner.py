@@ -22,20 +22,16 @@ from muxk.kernel.work import (
     int32_array,
 )
 from muxk.models.carried import CarriedTokens
-from muxk.models.chunks import Chunk, chunk_of, whole_chunk
-from muxk.models.config import ModelConfig
+from muxk.models.chunks import Chunk, chunk_of, largest_chunk, whole_chunk
 from muxk.models.cpu_prefill import row_positions
 from muxk.models.fused_attention import FusedAttention
 from muxk.models.llama import LlamaDecoder
 from muxk.models.ops import Attention, KvLayer, kv_bytes_per_page
-from muxk.models.sampling import sample, sampling_of
+from muxk.models.sampling import sample_reported, sampling_of
+from muxk.models.sampling_extras import extras_with_carried
+from muxk.models.sampling_logprobs import prompt_logprobs
 from numpy.typing import NDArray
 from torch import Tensor
-
-CHUNK_BYTES = 512 << 20
-"""Scratch memory that the activations of one prefill chunk may take."""
-CHUNK_TOKENS_LEAST = 256
-"""A chunk may have so many tokens however wide the model is."""
 
 
 @dataclass
@@ -103,7 +99,7 @@ class ModelRunner:
     @property
     def chunk_tokens_max(self) -> int:
         """Most prompt tokens whose activations one item may hold."""
-        return max(CHUNK_BYTES // activation_bytes(self.decoder.config), CHUNK_TOKENS_LEAST)
+        return largest_chunk(self.decoder.config)
 
     @torch.inference_mode()
     def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
@@ -119,8 +115,8 @@ class ModelRunner:
         if layers.stop < self._layers:
             self._park(work.batch_id, state)
             return StepOutput()
-        lasts = state.hidden.index_select(0, torch.from_numpy(state.chunk.last_tokens))
-        return self._prefill_output(work, state.chunk, self._head(lasts))
+        logits = self._logits_at(state.hidden, state.chunk.last_tokens)
+        return self._prefill_output(work, state.chunk, state.hidden, logits)
 
     @torch.inference_mode()
     def decode(self, work: DecodeWork) -> StepOutput:
@@ -154,10 +150,10 @@ class ModelRunner:
         )
         self._run_layers(state, self._layers)
         wanted = np.concatenate([np.arange(rows), rows + chunk.last_tokens])
-        logits = self._head(state.hidden.index_select(0, torch.from_numpy(wanted)))
+        logits = self._logits_at(state.hidden, wanted)
         return (
             self._decode_output(decode, step, logits[:rows]),
-            self._prefill_output(work, chunk, logits[rows:]),
+            self._prefill_output(work, chunk, state.hidden[rows:], logits[rows:]),
         )
 
     @torch.inference_mode()
@@ -175,7 +171,7 @@ class ModelRunner:
         state.next_layer = first_layer
         self._run_layers(state, last_layer)
         if last_layer == self._layers:
-            self._head(state.hidden.index_select(0, torch.from_numpy(state.chunk.last_tokens)))
+            self._logits_at(state.hidden, state.chunk.last_tokens)
 
     def discard(self, batch_id: int) -> None:
         """Free the parked state of a prefill batch; an unknown id is ignored."""
@@ -224,11 +220,12 @@ class ModelRunner:
     def _decode_output(self, work: DecodeWork, step: _Step, logits: Tensor) -> StepOutput:
         """Sample one token a row, and keep them for a step that was launched before the host knows them."""
         order = step.order
-        tokens = np.empty(len(order), dtype=np.int32)
-        sampling = sampling_of(work.sampling).of(order)
-        tokens[order] = sample(logits, sampling, step.positions.astype(np.int64) + 1)
+        tokens, fed = np.empty((2, len(order)), dtype=np.int32)
+        fed[order] = step.tokens
+        sampling = sampling_of(work.sampling, extras_with_carried(work, fed)).of(order)
+        tokens[order], logprobs = sample_reported(logits, sampling, step.positions.astype(np.int64) + 1)
         self._carried.keep(work.step_id, tokens)
-        return StepOutput(tokens.tobytes())
+        return StepOutput(tokens.tobytes(), logprobs)
 
     def _begin(self, work: PrefillWork, tokens: range) -> _Parked:
         assert len(tokens) <= self.chunk_tokens_max, (tokens, self.chunk_tokens_max)
@@ -251,18 +248,21 @@ class ModelRunner:
             state.hidden = self.decoder.layer(index, state.hidden, state.attention, kv)
         state.next_layer = last_layer
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        """Logits float32[rows, vocabulary]; no rows give none."""
-        return self.decoder.head(hidden) if len(hidden) else hidden.new_empty(0, 0)
+    def _logits_at(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        """Logits float32[len(rows), vocabulary] of some rows of float32[rows, hidden]."""
+        if not len(rows):
+            return torch.empty(0, self.decoder.config.vocabulary)
+        return self.decoder.head(hidden.index_select(0, torch.from_numpy(rows)))
 
-    def _prefill_output(self, work: PrefillWork, chunk: Chunk, logits: Tensor) -> StepOutput:
-        """Sample one token for each row that the chunk ends."""
+    def _prefill_output(self, work: PrefillWork, chunk: Chunk, hidden: Tensor, logits: Tensor) -> StepOutput:
+        """Sample one token for each row that the chunk ends, and report on its prompt tokens."""
+        asked = prompt_logprobs(work, chunk, hidden, self.decoder.head) if work.prompt_logprobs else ()
         rows = np.array([chunk.rows[part] for part in chunk.ended], dtype=np.int64)
         if not len(rows):
-            return StepOutput()
+            return StepOutput(prompt_logprobs=asked)
         positions = (np.asarray(work.reused_tokens, dtype=np.int64) + np.asarray(work.new_tokens))[rows]
-        tokens = sample(logits, sampling_of(work.sampling).of(rows), positions)
-        return StepOutput(tokens.tobytes())
+        tokens, logprobs = sample_reported(logits, sampling_of(work.sampling).of(rows), positions)
+        return StepOutput(tokens.tobytes(), logprobs, asked)
 
     def _park(self, batch_id: int, state: _Parked) -> None:
         with self._lock:
@@ -271,16 +271,6 @@ class ModelRunner:
     def _unpark(self, batch_id: int) -> _Parked:
         with self._lock:
             return self._parked.pop(batch_id)
-
-
-def activation_bytes(config: ModelConfig) -> int:
-    """Bytes that a token of a chunk takes in a layer, gate and up aside, which come in blocks.
-
-    The hidden state, its norm, the qkv product with a rotated copy, what was attended (twice in a fused
-    step), its output product and the rotation.
-    """
-    qkv = config.query_width + 2 * config.kv_width
-    return 4 * (3 * config.hidden + 2 * qkv + 2 * config.query_width + config.head_dim)
 
 
 def _page_table(column: bytes, pages_per_row: int) -> NDArray[np.int32]:

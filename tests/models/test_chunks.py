@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,9 +16,9 @@ from model_driver import (
     tiny_config,
     tiny_runner,
 )
-from muxk.kernel.work import int32_array
+from muxk.kernel.work import RowExtras, SamplingColumns, int32_array, int32_bytes
 from muxk.models.carried import CarriedTokensMissingError
-from muxk.models.chunks import chunk_of
+from muxk.models.chunks import CHUNK_BYTES, CHUNK_TOKENS_LEAST, chunk_of, largest_chunk
 from muxk.models.cpu_ops import CpuOperators, packed_fp16_works
 from muxk.models.load import cpu_operators
 from muxk.models.runner import ModelRunner
@@ -84,7 +83,7 @@ def test_a_row_may_reuse_pages_that_another_row_of_its_batch_writes(
 ) -> None:
     """The second prompt begins with the first two pages of the first."""
     first = PROMPTS[3]
-    second = first[:32] + [7, 8, 9]
+    second = [*first[:32], 7, 8, 9]
     alone = [Driver(runner).generate([prompt], 4)[0] for prompt in (first, second)]
     driver = Driver(runner)
     requests = [driver.request(first, 4), driver.request(second, 4)]
@@ -129,7 +128,7 @@ def test_a_fused_step_writes_the_same_bits_as_separate_ones(exact_runner: ModelR
         driver = Driver(exact_runner)
         decoding = started(driver, PROMPTS[:3])
         work = driver.prefill_work([driver.request(prompt, STEPS) for prompt in PROMPTS[3:]])
-        for tokens in (range(0, 30), range(30, 57), range(57, 73)):
+        for tokens in (range(30), range(30, 57), range(57, 73)):
             step = driver.decode_work(decoding)
             if fused:
                 decoded, prefilled = exact_runner.fused(step, work, tokens)
@@ -141,3 +140,99 @@ def test_a_fused_step_writes_the_same_bits_as_separate_ones(exact_runner: ModelR
     assert torch.equal(pools[0][0], pools[1][0])
     assert torch.equal(pools[0][1], pools[1][1])
     assert pools[0][2] == pools[1][2]
+
+
+def test_a_prompt_may_reuse_a_page_whose_last_token_the_fused_step_writes(runner: ModelRunner) -> None:
+    """The page holds 15 prompt tokens of the row that decodes, and the token that it is fed."""
+    driver = Driver(runner)
+    decoding = started(driver, [PROMPTS[1][:15]])
+    text = [*PROMPTS[1][:15], decoding[0].output[0], 7, 8, 9]
+    wanted = Driver(runner).generate([text], 1)[0]
+    other = driver.request(text, 1)
+    other.pages[0] = decoding[0].pages[0]
+    work = driver.prefill_work([other], reused=[16])
+    _, prefilled = runner.fused(driver.decode_work(decoding), work, range(3))
+    assert int32_array(prefilled.tokens).tolist() == wanted
+
+
+def sampling_for(rows: int) -> SamplingColumns:
+    """Greedy rows beside drawn ones, and penalties on the last, which count carried tokens too."""
+    drawn = columns(rows, temperature=[0.0, 1.5] * (rows // 2), seed=range(rows))
+    return msgspec.structs.replace(drawn, extras=(RowExtras(row=rows - 1, repetition_penalty=1.7),))
+
+
+def with_generated(sampling: SamplingColumns, requests: list[Generation]) -> SamplingColumns:
+    extra = sampling.extras[0]
+    request = requests[extra.row]
+    extra = msgspec.structs.replace(
+        extra, prompt=int32_bytes(request.prompt), generated=int32_bytes(request.output)
+    )
+    return msgspec.structs.replace(sampling, extras=(extra,))
+
+
+def test_carried_tokens_give_what_known_ones_do(runner: ModelRunner) -> None:
+    outputs = []
+    for ahead in (0, 1):
+        driver = Driver(runner)
+        requests = started(driver, PROMPTS[:4])
+        pending = driver.decode_work(requests, with_generated(sampling_for(4), requests))
+        tokens = runner.decode(pending).tokens
+        for _ in range(8):
+            if not ahead:
+                take(requests, tokens)
+            step = driver.decode_work(requests, with_generated(sampling_for(4), requests), ahead=ahead)
+            if ahead:
+                take(requests, tokens)
+            tokens = runner.decode(step).tokens
+        take(requests, tokens)
+        outputs.append([request.output for request in requests])
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0][1])) > 1
+
+
+def test_some_rows_of_a_step_may_be_carried_from_other_rows_of_a_fused_step(
+    runner: ModelRunner, wanted: list[list[int]]
+) -> None:
+    driver = Driver(runner)
+    requests = started(driver, PROMPTS)
+    work = driver.prefill_work([driver.request(PROMPTS[0], 1)])
+    first = driver.decode_work(requests)
+    decoded, _ = runner.fused(first, work, range(5))
+    # Rows 4, 0 and 2 go on in this order; the host knows the token of row 0.
+    going = [requests[4], requests[0], requests[2]]
+    take(requests, decoded.tokens)
+    step = msgspec.structs.replace(
+        driver.decode_work(going),
+        tokens=int32_bytes([99, requests[0].output[-1], 99]),
+        after_step=first.step_id,
+        carried_rows=int32_bytes([0, 2]),
+        carried_from=int32_bytes([4, 2]),
+    )
+    take(going, runner.decode(step).tokens)
+    for row in (4, 0, 2):
+        assert requests[row].output == wanted[row][:3]
+
+
+def test_a_step_whose_carried_tokens_are_not_kept_fails_with_the_reason(runner: ModelRunner) -> None:
+    driver = Driver(runner)
+    requests = started(driver, PROMPTS[:2])
+    first = driver.decode_work(requests)
+    take(requests, runner.decode(first).tokens)
+    wanting = driver.decode_work(requests, ahead=1)
+    with pytest.raises(CarriedTokensMissingError, match=f"step {first.step_id + 7}; kept are those of"):
+        runner.decode(msgspec.structs.replace(wanting, after_step=first.step_id + 7))
+    with pytest.raises(CarriedTokensMissingError, match=r"row 5 of step .* which had 2 rows"):
+        runner.decode(msgspec.structs.replace(wanting, carried_from=int32_bytes([0, 5])))
+    runner.decode(wanting)
+    runner.reset()
+    with pytest.raises(CarriedTokensMissingError):
+        runner.decode(wanting)
+
+
+def test_a_chunk_may_be_as_large_as_scratch_memory_allows(runner: ModelRunner) -> None:
+    """All of the longest prompt of SmolLM2, thousands of tokens of a 70B model, never less than the least."""
+    assert runner.chunk_tokens_max == largest_chunk(tiny_config())
+    assert largest_chunk(tiny_config(hidden=576, heads=9, kv_heads=3, head_dim=64)) >= 8192
+    large = tiny_config(hidden=8192, heads=64, kv_heads=8, head_dim=128)
+    assert 2048 <= largest_chunk(large) <= CHUNK_BYTES // (4 * large.hidden)
+    assert largest_chunk(tiny_config(hidden=1_000_000)) == CHUNK_TOKENS_LEAST
