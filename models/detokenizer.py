@@ -35,6 +35,8 @@ class StopMatcher:
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
+        self._over = 0
+        """Characters at the front of `_held` that a stop string has to end behind."""
         self._matched = False
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -46,14 +48,27 @@ class StopMatcher:
         if self._matched:
             return "", None
         held, self._held = self._held + text, ""
-        found = [(held.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in held]
+        starts = [(held.find(stop, max(0, self._over - len(stop) + 1)), stop) for stop in self._stops]
+        found = [(start + len(stop), -len(stop), stop) for start, stop in starts if start >= 0]
         if found:
             end, _, stop = min(found)
             self._matched = True
             return held[: end - len(stop)], stop
         safe = self._safe_length(held)
         self._held = held[safe:]
+        self._over = max(0, self._over - safe)
         return held[:safe], None
+
+    def pass_over(self, text: str) -> str:
+        """Text that must not end the output: what of it is safe to send.
+
+        A stop string that begins in the rest of it may still end the output later.
+        """
+        held = self._held + text
+        safe = self._safe_length(held)
+        self._held = held[safe:]
+        self._over = len(self._held)
+        return held[:safe]
 
     def finish(self) -> str:
         """What was held back, when the output ended without a stop string."""
