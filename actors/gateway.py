@@ -8,7 +8,7 @@ peer that is gone, or does not read, has its requests aborted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +26,8 @@ from muxk.actors.messages import (
     RequestAccepted,
     RequestFailed,
     RequestRefused,
+    SamplingParams,
     TextEmitted,
-    TextRow,
 )
 from muxk.actors.policy_compiler import Compile
 from muxk.actors.refs import GatewayInbox, Refs
@@ -136,140 +136,136 @@ class Gateway(Actor):
 
     def _submit(self, peer: bytes, submit: wire.Submit) -> None:
         state = self.state
-        names = state.names.get(peer, {})
-        if submit.request_id in names:
+        if submit.request_id in state.names.get(peer, {}):
             self.tell(peer, wire.DuplicateRequest(submit.request_id))
             return
-        name = submit.request_id[:REQUEST_ID_CHARS_MAX]
-        refusal = self._refusal(len(names) + len(state.owed.get(peer, ())))
+        refusal = self._refusal(peer, 1)
+        if refusal is None:
+            try:
+                params = validate(submit, self._limits, state.draw_seed(self._options.seed))
+            except Invalid as error:
+                refusal = "invalid", cut(str(error))
+            else:
+                refusal = self._refusal(peer, submit.n)
         if refusal is not None:
-            self.tell(peer, wire.Failed(name, *refusal))
-            return
-        try:
-            params = validate(submit, self._limits, state.draw_seed(self._options.seed))
-        except Invalid as error:
-            self.tell(peer, wire.Failed(name, "invalid", cut(str(error))))
+            self.tell(peer, wire.Failed(submit.request_id[:REQUEST_ID_CHARS_MAX], *refusal))
             return
         state.owed.get(peer, {}).pop(submit.request_id, None)
-        request_id = state.add(peer, submit.request_id, self.now_ns())
-        turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
-        encode = EncodeRequest(
-            request_id=request_id,
-            arrival_ns=self.now_ns(),
-            text=submit.prompt,
-            turns=turns or None,
-            token_ids=None if submit.prompt_token_ids is None else tuple(submit.prompt_token_ids),
-            params=params,
-            max_tokens_given=submit.max_tokens is not None,
-            priority=submit.priority,
-        )
-        self.send(self._refs.tokenizer, encode)
+        request_id = state.add(peer, submit.request_id, submit.n, self.now_ns())
+        self.send(self._refs.tokenizer, _encode_request(submit, params, request_id, self.now_ns()))
 
-    def _refusal(self, live_of_peer: int) -> tuple[str, str] | None:
-        """(code, message) when no request at all can be taken now."""
+    def _refusal(self, peer: bytes, choices: int) -> tuple[str, str] | None:
+        """(code, message) when no request of so many choices can be taken now."""
         if self.state.draining:
             return "draining", "the server is draining and takes no new requests"
-        if len(self.state.live) >= LIVE_MAX:
+        if len(self.state.live) + choices > LIVE_MAX:
             return "overloaded", f"{LIVE_MAX} requests are live, the bound of this server"
-        if live_of_peer >= LIVE_PER_PEER_MAX:
+        if self.state.live_of(peer) + choices > LIVE_PER_PEER_MAX:
             return "overloaded", f"{LIVE_PER_PEER_MAX} requests of this client are live, the bound"
         return None
 
     def _abort_named(self, peer: bytes, name: str) -> None:
-        request_id = self.state.names.get(peer, {}).get(name)
-        if request_id is None:
-            return
-        self.abort_for_admin(request_id)
+        request = self.state.names.get(peer, {}).get(name)
+        if request is not None:
+            self.abort_for_client(request)
 
-    def abort_for_admin(self, request_id: int) -> None:
+    def abort_for_client(self, request: Live) -> None:
         """End a request that is live for its client, who gets the terminal event."""
-        live = self.state.live[request_id]
-        self.tell(live.peer, live.finished("abort", None))
-        self._abort(request_id)
+        self.tell(request.peer, request.finished("abort", None))
+        self._abort(request)
 
-    def _abort(self, request_id: int) -> None:
-        """The client has its terminal event, or is gone; wait for the owner to let go."""
-        self.state.end_for_client(request_id)
+    def _abort(self, request: Live) -> None:
+        """The client has its terminal event, or is gone; wait for the owners to let go."""
+        self.state.end_for_client(request)
         self.state.aborts += 1
-        self.send(self._refs.tokenizer, AbortRequest(request_id, lap=0, returning=False))
+        self._abort_choices(request)
+
+    def _abort_choices(self, request: Live) -> None:
+        for choice_id in request.choices:
+            if choice_id in self.state.live:
+                self.send(self._refs.tokenizer, AbortRequest(choice_id, lap=0, returning=False))
 
     # --- what becomes of requests ---
 
     def on_request_accepted(self, message: RequestAccepted) -> None:
-        live = self.state.live.get(message.request_id)
-        if live is None:
+        choice = self.state.live.get(message.request_id)
+        if choice is None:
             return
-        live.prompt_tokens = message.prompt_tokens
-        if not live.ended:
-            self.tell(live.peer, wire.Accepted(live.name, message.prompt_tokens))
+        request = choice.request
+        request.prompt_tokens = message.prompt_tokens
+        request.accepted += 1
+        if not request.ended and request.accepted == len(request.choices):
+            self.tell(request.peer, wire.Accepted(request.name, message.prompt_tokens, message.notes))
 
     def on_request_refused(self, message: RequestRefused) -> None:
-        self.state.refused += 1
-        self._fail(message.request_id, message.code, message.reason)
+        self.state.refused += self._fail(message.request_id, message.code, message.reason)
 
     def on_request_failed(self, message: RequestFailed) -> None:
-        self.state.failed += 1
-        self._fail(message.request_id, message.code, message.reason)
+        self.state.failed += self._fail(message.request_id, message.code, message.reason)
 
-    def _fail(self, request_id: int, code: str, reason: str) -> None:
-        live = self.state.live.get(request_id)
-        if live is None:
-            return
-        if not live.ended:
-            self.tell(live.peer, wire.Failed(live.name, code, reason))
-        self._forget(request_id)
+    def _fail(self, choice_id: int, code: str, reason: str) -> bool:
+        """A choice is over, and with it the whole request; True if its client had no terminal event yet."""
+        choice = self.state.live.pop(choice_id, None)
+        if choice is None:
+            return False
+        request = choice.request
+        tells = not request.ended
+        if tells:
+            self.tell(request.peer, wire.Failed(request.name, code, reason))
+            self.state.end_for_client(request)
+            self._abort_choices(request)
+        self._stop_if_drained()
+        return tells
 
     def on_text_emitted(self, message: TextEmitted) -> None:
         """One frame a peer and step."""
-        events: dict[bytes, list[Any]] = {}
+        events: dict[bytes, list[wire.Event]] = {}
         now_ns = self.now_ns()
         for row in message.rows:
-            live = self.state.live.get(row.request_id)
-            if live is None:
+            choice = self.state.live.get(row.request_id)
+            if choice is None:
                 continue
-            if not live.ended:
-                events.setdefault(live.peer, []).extend(self._row_events(live, row, now_ns))
+            request = choice.request
+            if not request.ended:
+                self.state.note_tokens(choice, row, now_ns)
+                events.setdefault(request.peer, []).extend(choice.events(row))
             if row.finish_reason is not None:
                 self._forget(row.request_id)
         for peer, of_peer in events.items():
             self.tell(peer, *of_peer)
 
-    def _row_events(self, live: Live, row: TextRow, now_ns: int) -> list[Any]:
-        self.state.note_tokens(live, row, now_ns)
-        events: list[Any] = [wire.Tokens(live.name, row.text, row.tokens)]
-        if row.finish_reason is not None:
-            events.append(live.finished(row.finish_reason, row.stop_reason))
-        return events
-
     def on_request_aborted(self, message: RequestAborted) -> None:
-        live = self.state.live.get(message.request_id)
-        if live is not None and live.ended:  # else a stop string's abort overtook the text that ends it
+        choice = self.state.live.get(message.request_id)
+        if choice is not None and choice.request.ended:  # else a stop's abort overtook the text that ends it
             self._forget(message.request_id)
 
-    def _forget(self, request_id: int) -> None:
-        self.state.end_for_client(request_id)
-        self.state.live.pop(request_id, None)
+    def _forget(self, choice_id: int) -> None:
+        """Nobody works on a choice any more."""
+        request = self.state.live.pop(choice_id).request
+        if request.all_finished:
+            self.state.end_for_client(request)
         self._stop_if_drained()
 
     # --- peers ---
 
     def on_peer_gone(self, message: PeerGone) -> None:
         self.state.owed.pop(message.peer, None)
-        for request_id in list(self.state.names.get(message.peer, {}).values()):
-            self._abort(request_id)
+        for request in list(self.state.names.get(message.peer, {}).values()):
+            self._abort(request)
 
     def on_peer_slow(self, message: PeerSlow) -> None:
-        """A frame was lost, so that its streams can not be whole any more; ends are sent again later."""
+        """Frames were lost, so that its streams can not be whole any more; ends are sent again later."""
         state = self.state
-        names = dict(state.names.get(message.peer, {}))
-        lost = self._frames.decode(message.payload).events
-        ends = [event for event in lost if isinstance(event, wire.Finished | wire.Failed)]
-        ends += [wire.Failed(name, "slow_reader", SLOW_READER) for name in names]
+        requests = dict(state.names.get(message.peer, {}))
+        lost = [
+            event for frame in (message.payload, *message.more) for event in self._frames.decode(frame).events
+        ]
+        ends = [*_lost_ends(lost), *(_slow_reader(name) for name in requests)]
         if ends:
-            state.slow_peers += bool(names)
+            state.slow_peers += bool(requests)
             state.owe(message.peer, ends, LIVE_PER_PEER_MAX)
-        for request_id in names.values():
-            self._abort(request_id)
+        for request in requests.values():
+            self._abort(request)
 
     def on_keep_alive(self, message: KeepAlive) -> None:
         for peer in list(self.state.names):
@@ -307,8 +303,13 @@ class Gateway(Actor):
         self._admin.actors_were_rebuilt()
         state.ready = False
         reason = f"{message.actor} failed and was restarted: {message.reason}"
-        for request_id in list(state.live):
-            self._fail(request_id, "engine_failed", reason)
+        requests = [request for of_peer in state.names.values() for request in of_peer.values()]
+        state.live.clear()
+        state.failed += len(requests)
+        for request in requests:
+            self.tell(request.peer, wire.Failed(request.name, "engine_failed", reason))
+            state.end_for_client(request)
+        self._stop_if_drained()
         self._admin.announce_policy()
 
     def draining(self) -> None:
@@ -325,3 +326,44 @@ class Gateway(Actor):
 
     def describe(self) -> dict[str, Any]:
         return self._admin.server_state()
+
+
+def _encode_request(
+    submit: wire.Submit, params: SamplingParams, request_id: int, now_ns: int
+) -> EncodeRequest:
+    """A validated request, as the actors know it from now on."""
+    turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
+    deadline_ns = None if submit.deadline is None else now_ns + round(submit.deadline * 1e9)
+    return EncodeRequest(
+        request_id=request_id,
+        arrival_ns=now_ns,
+        text=submit.prompt,
+        turns=turns or None,
+        token_ids=None if submit.prompt_token_ids is None else tuple(submit.prompt_token_ids),
+        params=params,
+        max_tokens_given=submit.max_tokens is not None,
+        priority=submit.priority,
+        choices=submit.n,
+        generate=submit.max_tokens != 0,
+        echo=submit.echo,
+        truncate_prompt_tokens=submit.truncate_prompt_tokens,
+        request_class=submit.request_class,
+        deadline_given_ns=deadline_ns,
+    )
+
+
+def _lost_ends(lost: Sequence[wire.Event]) -> list[wire.Finished | wire.Failed]:
+    """Terminal events of frames that a peer did not take; one whose output is lost too did not end well."""
+    output = (wire.Prompt, wire.Tokens, wire.ChoiceFinished)
+    cut_short = {event.request_id for event in lost if isinstance(event, output)}
+    ends: list[wire.Finished | wire.Failed] = []
+    for event in lost:
+        if isinstance(event, wire.Finished) and event.request_id in cut_short:
+            ends.append(_slow_reader(event.request_id))
+        elif isinstance(event, wire.Finished | wire.Failed):
+            ends.append(event)
+    return ends
+
+
+def _slow_reader(name: str) -> wire.Failed:
+    return wire.Failed(name, "slow_reader", SLOW_READER)

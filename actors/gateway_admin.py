@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from muxk.actors import protocol as wire
-from muxk.actors.gateway_state import GatewayOptions, GatewayState, StateCollection, cut
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection, cut
 from muxk.actors.messages import PolicyCompiled
 from muxk.actors.policy_compiler import Compile, compiler
 from muxk.actors.refs import Refs
@@ -43,7 +43,7 @@ class Owner(Protocol):
 
     def draining(self) -> None: ...
 
-    def abort_for_admin(self, request_id: int) -> None:
+    def abort_for_client(self, request: Live) -> None:
         """End a live request: its client gets the terminal event."""
 
     def tell(self, peer: bytes, *events: Any) -> None: ...
@@ -94,12 +94,13 @@ class GatewayAdmin:
         state = self._state
         names = None if command.request_ids is None else frozenset(command.request_ids)
         chosen = [
-            request_id
-            for request_id, live in state.live.items()
-            if not live.ended and (names is None or live.name in names)
+            request
+            for of_peer in state.names.values()
+            for name, request in of_peer.items()
+            if names is None or name in names
         ]
-        for request_id in chosen:
-            self._owner.abort_for_admin(request_id)
+        for request in chosen:
+            self._owner.abort_for_client(request)
         self._owner.tell(peer, wire.AbortedAny(command.ticket, len(chosen)))
 
     def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:

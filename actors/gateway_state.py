@@ -36,27 +36,68 @@ class GatewayOptions:
 
 @dataclass(slots=True)
 class Live:
-    """A request from its arrival until its owner has let go of it."""
+    """A request of a client, from its arrival until the owners of all its choices have let go of them."""
 
     peer: bytes
     name: str
     arrival_ns: int
+    choices: dict[int, Choice] = field(default_factory=dict)
+    """By internal id, in the order of their indices."""
+    accepted: int = 0
+    """Choices that wait for prefill, or have done so."""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
     cached_tokens: int = 0
-    last_token_ns: int = 0
     ended: bool = False
     """The client has its terminal event, or is gone."""
 
-    def finished(self, reason: str, stop: str | None) -> wire.Finished:
+    @property
+    def all_finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices.values())
+
+    def finished(self, reason: str, stop: str | int | None) -> wire.Finished:
         return wire.Finished(
             request_id=self.name,
             finish_reason=reason,
             stop_reason=stop,
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
+            completion_tokens=sum(choice.completion_tokens for choice in self.choices.values()),
             cached_tokens=self.cached_tokens,
         )
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the `n` outputs of a request; the actors behind know it as a request."""
+
+    request: Live
+    index: int
+    completion_tokens: int = 0
+    last_token_ns: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def events(self, row: TextRow) -> list[wire.Event]:
+        """What the client gets of a row, which was noted before."""
+        name = self.request.name
+        events: list[wire.Event] = []
+        if row.prompt is not None:
+            events.append(wire.Prompt(name, row.prompt.text, row.prompt.tokens, row.prompt.logprobs))
+        if row.tokens or row.text:
+            events.append(wire.Tokens(name, row.text, row.tokens, self.index, row.logprobs))
+        if self.finish_reason is not None:
+            events += self._ends(name, self.finish_reason)
+        return events
+
+    def _ends(self, name: str, reason: str) -> list[wire.Event]:
+        """Of this choice, when there are others, and of the request with its last choice."""
+        ends: list[wire.Event] = []
+        choices = list(self.request.choices.values())
+        if len(choices) > 1:
+            end = wire.ChoiceFinished(name, self.index, reason, self.stop_reason, self.completion_tokens)
+            ends.append(end)
+        if self.request.all_finished:
+            ends.append(self.request.finished(choices[0].finish_reason or reason, choices[0].stop_reason))
+        return ends
 
 
 @dataclass(slots=True)
@@ -72,9 +113,12 @@ class StateCollection:
 class GatewayState:
     policy_name: str
     policy_sha: str
-    live: dict[int, Live] = field(default_factory=dict)
-    names: dict[bytes, dict[str, int]] = field(default_factory=dict)
-    """Client's name -> internal id, of requests without a terminal event, by peer."""
+    live: dict[int, Choice] = field(default_factory=dict)
+    """By internal id: what some actor still works on."""
+    names: dict[bytes, dict[str, Live]] = field(default_factory=dict)
+    """Requests without a terminal event, by peer and the client's name."""
+    open_choices: dict[bytes, int] = field(default_factory=dict)
+    """Choices of the requests in `names`, by peer."""
     owed: dict[bytes, dict[str, wire.Finished | wire.Failed]] = field(default_factory=dict)
     """Terminal events that a peer did not take because it does not read, by peer and name. Each is sent
     again, and comes back here when that frame is not taken either."""
@@ -95,24 +139,33 @@ class GatewayState:
     slow_peers: int = 0
     tokens: int = 0
 
-    def add(self, peer: bytes, name: str, now_ns: int) -> int:
-        """Name a new request of a peer."""
-        self.last_request += 1
+    def add(self, peer: bytes, name: str, choices: int, now_ns: int) -> int:
+        """Name a new request of a peer: the id of its first choice, those of the others follow."""
         self.accepted += 1
-        self.live[self.last_request] = Live(peer, name, now_ns)
-        self.names.setdefault(peer, {})[name] = self.last_request
-        return self.last_request
+        request = Live(peer, name, now_ns)
+        first_id = self.last_request + 1
+        for index in range(choices):
+            request.choices[first_id + index] = self.live[first_id + index] = Choice(request, index)
+        self.last_request += choices
+        self.names.setdefault(peer, {})[name] = request
+        self.open_choices[peer] = self.open_choices.get(peer, 0) + choices
+        return first_id
 
-    def end_for_client(self, request_id: int) -> None:
+    def live_of(self, peer: bytes) -> int:
+        """Choices of a peer's requests that have no terminal event, and ends that it did not take yet."""
+        return self.open_choices.get(peer, 0) + len(self.owed.get(peer, ()))
+
+    def end_for_client(self, request: Live) -> None:
         """The client may use the name again; idempotent."""
-        live = self.live.get(request_id)
-        if live is None or live.ended:
+        if request.ended:
             return
-        live.ended = True
-        names = self.names[live.peer]
-        del names[live.name]
+        request.ended = True
+        names = self.names[request.peer]
+        del names[request.name]
+        self.open_choices[request.peer] -= len(request.choices)
         if not names:
-            del self.names[live.peer]
+            del self.names[request.peer]
+            del self.open_choices[request.peer]
 
     def owe(self, peer: bytes, events: Iterable[wire.Finished | wire.Failed], bound: int) -> None:
         """Keep terminal events to be sent again; beyond the bound a peer that never reads loses them."""
@@ -121,17 +174,20 @@ class GatewayState:
             if len(owed) < bound:
                 owed[event.request_id] = event
 
-    def note_tokens(self, live: Live, row: TextRow, now_ns: int) -> None:
-        if live.last_token_ns == 0:
-            self.latency.first_tokens_ns.append(now_ns - live.arrival_ns)
+    def note_tokens(self, choice: Choice, row: TextRow, now_ns: int) -> None:
+        request = choice.request
+        if choice.last_token_ns == 0:
+            self.latency.first_tokens_ns.append(now_ns - request.arrival_ns)
         else:
-            self.latency.gaps_ns.append(now_ns - live.last_token_ns)
-        live.last_token_ns = now_ns
-        live.completion_tokens += len(row.tokens)
-        live.cached_tokens = row.reused_tokens
+            self.latency.gaps_ns.append(now_ns - choice.last_token_ns)
+        choice.last_token_ns = now_ns
+        choice.completion_tokens += len(row.tokens)
+        if choice.index == 0:
+            request.cached_tokens = row.reused_tokens
         self.tokens += len(row.tokens)
         if row.finish_reason is not None:
-            self.finished += 1
+            choice.finish_reason, choice.stop_reason = row.finish_reason, row.stop_reason
+            self.finished += request.all_finished
 
     def next_ticket(self) -> int:
         self.last_ticket += 1

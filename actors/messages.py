@@ -7,7 +7,9 @@ Token columns are `int32` bytes, see `kernel/work.py`.
 from __future__ import annotations
 
 import msgspec
+from muxk.actors.protocol import TokenLogprob
 from muxk.kernel.actor import Message
+from muxk.kernel.messages import DecodeStepDone
 from muxk.kernel.work import RowLogprobs
 
 
@@ -89,6 +91,7 @@ class EncodeRequest(Message, frozen=True):
     """gateway -> tokenizer: a validated request; exactly one of the three prompts is set."""
 
     request_id: int
+    """Of its first choice; those of the others follow it."""
     arrival_ns: int
     text: str | None
     turns: tuple[ChatTurn, ...] | None
@@ -97,6 +100,13 @@ class EncodeRequest(Message, frozen=True):
     max_tokens_given: bool
     """False when the client named no `max_tokens`: admission then gives the room left in the context."""
     priority: int
+    choices: int = 1
+    generate: bool = True
+    """False: the prompt is only read; `max_tokens` is 1 for the actors behind, and that token is dropped."""
+    echo: bool = False
+    truncate_prompt_tokens: int | None = None
+    request_class: str = ""
+    deadline_given_ns: int | None = None
 
 
 class PromptEncoded(Message, frozen=True):
@@ -109,7 +119,7 @@ class PromptEncoded(Message, frozen=True):
 class EncodeFailed(Message, frozen=True):
     """tokenizer -> tokenizer, from its thread: the prompt could not be encoded."""
 
-    request_id: int
+    request: EncodeRequest
     reason: str
 
 
@@ -125,6 +135,8 @@ class RequestAccepted(Message, frozen=True):
 
     request_id: int
     prompt_tokens: int
+    notes: tuple[str, ...] = ()
+    """`Request.notes`, for the client."""
 
 
 class RequestRefused(Message, frozen=True):
@@ -189,6 +201,8 @@ class JoinDecode(Message, frozen=True):
     logprobs: tuple[RowLogprobs, ...] = ()
     """Of the first tokens; `row` is the place in `requests`."""
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    step: DecodeStepDone | None = None
+    """The decode step that ran in the same fused item."""
 
 
 class GrowPages(Message, frozen=True):
@@ -243,16 +257,28 @@ class StopRequest(Message, frozen=True):
     request_id: int
 
 
+class PromptText(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt, for a client that asked for it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    """Of the tokens from the second on, or none."""
+
+
 class TextRow(msgspec.Struct, frozen=True, array_like=True):
-    """New text of one request in one step."""
+    """New text of one choice in one step."""
 
     request_id: int
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None
     reused_tokens: int
-    stop_reason: str | None
-    """The stop string that ended it, if one did."""
+    stop_reason: str | int | None
+    """The stop string, or the stop token, that ended it, if one did."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt: PromptText | None = None
+    """With the first row of choice 0."""
 
 
 class TextEmitted(Message, frozen=True):

@@ -2,7 +2,8 @@
 
 A client connects one DEALER socket and sends one frame a command. The server answers with frames that hold
 a list of events. A request is named by the client; names are private to the connection. Every accepted or
-refused request gets exactly one terminal event: `Finished` or `Failed`. Nothing is ever pickled.
+refused request gets exactly one terminal event, `Finished` or `Failed`, however many choices it has.
+Nothing is ever pickled.
 
 The readable description, with an example exchange, is in `client/protocol.py`.
 """
@@ -38,14 +39,17 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Submit(Command, frozen=True):
-    """Generate. Exactly one of `prompt`, `prompt_token_ids` and `messages`. Fields as vLLM names them."""
+    """Generate. Exactly one of `prompt`, `prompt_token_ids` and `messages`. Fields as vLLM names them.
+
+    The allowed ranges are in `validation.py`; a value outside fails the request with its field's name.
+    """
 
     request_id: str
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     messages: list[ChatMessage] | None = None
     max_tokens: int | None = None
-    """None: the room left in the context."""
+    """None: the room left in the context. 0 only with `echo` or `prompt_logprobs`: nothing is generated."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -56,6 +60,35 @@ class Submit(Command, frozen=True):
     ignore_eos: bool = False
     priority: int = 0
     """Lower is sooner, where the policy looks at it."""
+    n: int = 1
+    """Choices to generate. With temperature 0 they are all the same."""
+    min_p: float = 0.0
+    """Drop tokens that are less likely than this share of the likeliest one's probability; 0: off."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int | str, float] | None = None
+    """Token id (a string of digits counts as well) -> what is added to its logit."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end the output, as the model's own end does."""
+    include_stop_str_in_output: bool = False
+    """Let the stop string, or the text of the stop token, end the text."""
+    min_tokens: int = 0
+    """No end of the sequence, stop token or stop string before so many tokens."""
+    logprobs: int | None = None
+    """Report each token's log-probability, and this many of the likeliest; None: no report."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. With `echo` and `logprobs` it is `logprobs` unless given."""
+    echo: bool = False
+    """Send the prompt's text and tokens first, as an event `Prompt`."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last so many tokens of the prompt."""
+    skip_special_tokens: bool = True
+    """Leave the text of special tokens out of the output's text."""
+    deadline: float | None = None
+    """Seconds from the request's arrival until its first token is due, in place of the policy's SLO."""
+    request_class: str = ""
+    """What policies map to SLOs, such as `interactive`."""
 
 
 class Abort(Command, frozen=True):
@@ -105,31 +138,75 @@ class Welcome(Event, frozen=True):
     vocabulary_size: int
 
 
-class Accepted(Event, frozen=True):
-    """The request waits for prefill."""
+class Accepted(Event, frozen=True, omit_defaults=True):
+    """The request waits for prefill; with `n` choices, all of them do."""
 
     request_id: str
     prompt_tokens: int
+    notes: tuple[str, ...] = ()
+    """What the client should know: fields that have no effect under the policy in force."""
 
 
-class Tokens(Event, frozen=True):
-    """New output of a request. `text` may lag behind `token_ids`: it never splits a character."""
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The natural log-probability of one token, of the model's own logits: before temperature, penalties,
+    bias and filters. The likeliest tokens are columns of equal length, the likeliest first."""
+
+    token_id: int
+    token: bytes
+    """What it adds to the text; may be a part of a character."""
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top_ids: tuple[int, ...] = ()
+    top_tokens: tuple[bytes, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Prompt(Event, frozen=True, omit_defaults=True):
+    """The prompt as the model read it, once a request, before the first `Tokens` of choice 0."""
+
+    request_id: str
+    text: str
+    """Empty unless `echo` was asked for."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens from the second on: the first has no probability. Empty unless asked for."""
+
+
+class Tokens(Event, frozen=True, omit_defaults=True):
+    """New output of a choice. `text` may lag behind `token_ids`: it never splits a character."""
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids` when they were asked for."""
+
+
+class ChoiceFinished(Event, frozen=True):
+    """One choice ended well; only of requests with `n` above 1, and not terminal."""
+
+    request_id: str
+    choice: int
+    finish_reason: str
+    """`stop` or `length`."""
+    stop_reason: str | int | None
+    completion_tokens: int
 
 
 class Finished(Event, frozen=True):
-    """Terminal: the request ended well."""
+    """Terminal: the request, with all its choices, ended well."""
 
     request_id: str
     finish_reason: str
-    """`stop`, `length` or `abort`."""
-    stop_reason: str | None
-    """The stop string that ended it, if one did."""
+    """`stop`, `length` or `abort`. With several choices it is that of choice 0, or `abort`, which ends
+    every choice without a `ChoiceFinished`."""
+    stop_reason: str | int | None
+    """The stop string, or the id of the stop token, that ended it, if one did."""
     prompt_tokens: int
     completion_tokens: int
+    """Of all choices together."""
     cached_tokens: int
 
 
@@ -188,7 +265,9 @@ class Frame(msgspec.Struct, frozen=True):
     events: tuple[
         Welcome
         | Accepted
+        | Prompt
         | Tokens
+        | ChoiceFinished
         | Finished
         | Failed
         | DuplicateRequest

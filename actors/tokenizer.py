@@ -2,8 +2,9 @@
 
 The gateway sends it prompts; encoding runs on the runtime's thread, off the loop, one at a time, because a
 prompt can take long and the library's tokenizer is not safe for two threads. Detokenising is a table look-up
-and an incremental UTF-8 decoder, a few microseconds a token, and stays in the handler. Invariant: it holds
-text state for exactly those requests that were encoded and have no terminal event yet.
+and an incremental UTF-8 decoder, a few microseconds a token, and stays in the handler. A request with `n`
+choices is encoded once and goes on as `n` requests. Invariant: it holds text state for exactly those choices
+that were encoded and have not ended yet.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from muxk.actors.messages import (
     RequestAborted,
     RequestFailed,
     RequestRefused,
+    SamplingParams,
     StopRequest,
     TextEmitted,
     TextRow,
     TokensEmitted,
 )
 from muxk.actors.refs import Refs, TokenizerInbox
+from muxk.actors.text_output import TextOutput, WantedPrompt, choice_params
 from muxk.kernel.actor import Actor, Message
 from muxk.kernel.messages import ReportState, StateReported
 from muxk.kernel.work import int32_bytes
-from muxk.models.detokenizer import Detokenizer, StopMatcher
+
+PROMPT_LOGPROBS_MAX = 1 << 17
+"""Log-probabilities of one prompt: its tokens times how many are reported of each."""
 
 
 class Tokenizer(Protocol):
@@ -54,22 +59,15 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-@dataclass(slots=True)
-class TextState:
-    """The text side of one live request."""
-
-    detokenizer: Detokenizer
-    matcher: StopMatcher | None
-
-
 @dataclass
 class TokenizerState:
     encoding: int | None = None
     """The request on the thread."""
     waiting: dict[int, EncodeRequest] = field(default_factory=dict)
     """In order of arrival; bounded by the gateway's bound on live requests."""
-    aborted_encoding: bool = False
-    live: dict[int, TextState] = field(default_factory=dict)
+    unencoded: dict[int, int] = field(default_factory=dict)
+    """Choice -> its request, of those that wait or are on the thread and were not aborted."""
+    live: dict[int, TextOutput] = field(default_factory=dict)
     late_rows: int = 0
     encoded: int = 0
 
@@ -87,6 +85,7 @@ class TokenizerActor(Actor):
     # --- text to tokens ---
 
     def on_encode_request(self, message: EncodeRequest) -> None:
+        self.state.unencoded |= dict.fromkeys(_choice_ids(message), message.request_id)
         if message.token_ids is not None:
             self._admit(message, int32_bytes(message.token_ids))
             return
@@ -99,76 +98,82 @@ class TokenizerActor(Actor):
             return
         request = state.waiting.pop(next(iter(state.waiting)))
         state.encoding = request.request_id
-        state.aborted_encoding = False
         self.offload(_encoder(self._tokenizer, request), size=_text_size(request))
 
     def on_prompt_encoded(self, message: PromptEncoded) -> None:
-        state = self.state
-        state.encoding = None
-        state.encoded += 1
-        request_id = message.request.request_id
-        if state.aborted_encoding:
-            self.send(self._refs.gateway, RequestAborted(request_id))
-        elif not message.prompt:
-            reason = "prompt is empty: it has no tokens"
-            self.send(self._refs.gateway, RequestRefused(request_id, "invalid", reason))
-        else:
-            self._admit(message.request, message.prompt)
+        self.state.encoding = None
+        self.state.encoded += 1
+        self._admit(message.request, message.prompt)
         self._encode_next()
 
     def on_encode_failed(self, message: EncodeFailed) -> None:
         self.state.encoding = None
-        self.send(self._refs.gateway, RequestRefused(message.request_id, "invalid", message.reason))
+        self._refuse(message.request, message.reason)
         self._encode_next()
 
+    def _refuse(self, request: EncodeRequest, reason: str) -> None:
+        for choice_id in self._take_unencoded(request):
+            self.send(self._refs.gateway, RequestRefused(choice_id, "invalid", reason))
+
+    def _take_unencoded(self, request: EncodeRequest) -> list[int]:
+        """Its choices that were not aborted meanwhile."""
+        unencoded = self.state.unencoded
+        return [choice_id for choice_id in _choice_ids(request) if unencoded.pop(choice_id, None) is not None]
+
     def _admit(self, message: EncodeRequest, prompt: bytes) -> None:
-        stops = message.params.stop
-        matcher = StopMatcher(stops) if stops else None
-        skipped = self._tokenizer.special_ids if message.params.skip_special_tokens else frozenset()
-        detokenizer = Detokenizer(self._tokenizer.token_bytes, skipped)
-        self.state.live[message.request_id] = TextState(detokenizer, matcher)
-        request = Request(
-            request_id=message.request_id,
-            arrival_ns=message.arrival_ns,
-            deadline_ns=0,
-            prompt=prompt,
-            generated=b"",
-            params=message.params,
-            priority=message.priority,
-            recomputes=0,
-        )
-        self.send(self._refs.admission, AdmitRequest(request, message.max_tokens_given))
+        """All choices one after the other, so that they wait side by side and share the prompt's pages."""
+        if message.truncate_prompt_tokens is not None:
+            prompt = prompt[-4 * message.truncate_prompt_tokens :]
+        problem = _prompt_problem(message, len(prompt) // 4)
+        if problem is not None:
+            self._refuse(message, problem)
+            return
+        for choice_id in self._take_unencoded(message):
+            params = choice_params(message.params, choice_id - message.request_id)
+            self.state.live[choice_id] = self._text_output(message, params, prompt)
+            request = Request(
+                request_id=choice_id,
+                arrival_ns=message.arrival_ns,
+                deadline_ns=0,
+                prompt=prompt,
+                generated=b"",
+                params=params,
+                priority=message.priority,
+                recomputes=0,
+                request_class=message.request_class,
+                deadline_given_ns=message.deadline_given_ns,
+            )
+            self.send(self._refs.admission, AdmitRequest(request, message.max_tokens_given))
+
+    def _text_output(self, message: EncodeRequest, params: SamplingParams, prompt: bytes) -> TextOutput:
+        """Choice 0 tells the prompt to a client that asked for it."""
+        wanted = None
+        if params.choice == 0 and (message.echo or params.prompt_logprobs is not None):
+            text = None if message.truncate_prompt_tokens is not None else message.text
+            wanted = WantedPrompt(prompt, text, message.echo)
+        tokenizer = self._tokenizer
+        return TextOutput(params, tokenizer.token_bytes, tokenizer.special_ids, message.generate, wanted)
 
     # --- tokens to text ---
 
     def on_tokens_emitted(self, message: TokensEmitted) -> None:
         rows = []
         for row in message.rows:
-            text_state = self.state.live.get(row.request_id)
-            if text_state is None:
+            output = self.state.live.get(row.request_id)
+            if output is None:
                 self.state.late_rows += 1
                 continue
-            rows.append(self._text_row(row, text_state))
+            rows.append(self._text_row(row, output))
         if rows:
             self.send(self._refs.gateway, TextEmitted(tuple(rows)))
 
-    def _text_row(self, row: EmittedRow, text_state: TextState) -> TextRow:
-        text = text_state.detokenizer.push(row.tokens)
-        if row.finish_reason is not None:
-            text += text_state.detokenizer.finish()
-        stop: str | None = None
-        finish_reason = row.finish_reason
-        if text_state.matcher is not None:
-            text, stop = text_state.matcher.push(text)
-            if stop is not None:
-                if finish_reason is None:
-                    self.send(self._refs.decode, StopRequest(row.request_id))
-                finish_reason = "stop"
-            elif finish_reason is not None:
-                text += text_state.matcher.finish()
-        if finish_reason is not None:
+    def _text_row(self, row: EmittedRow, output: TextOutput) -> TextRow:
+        text_row = output.row(row)
+        if text_row.finish_reason is not None:
             del self.state.live[row.request_id]
-        return TextRow(row.request_id, text, row.tokens, finish_reason, row.reused_tokens, stop)
+            if row.finish_reason is None:
+                self.send(self._refs.decode, StopRequest(row.request_id))
+        return text_row
 
     def on_request_refused(self, message: RequestRefused) -> None:
         self.state.live.pop(message.request_id, None)
@@ -181,15 +186,15 @@ class TokenizerActor(Actor):
     def on_abort_request(self, message: AbortRequest) -> None:
         """It is first in the chain of owners: end what waits here, else pass it on behind the request."""
         state = self.state
-        request_id = message.request_id
-        state.live.pop(request_id, None)
-        if state.encoding == request_id:
-            state.aborted_encoding = True
+        request_id = state.unencoded.pop(message.request_id, None)
+        if request_id is None:
+            state.live.pop(message.request_id, None)
+            self.send(self._refs.admission, message)
             return
-        if state.waiting.pop(request_id, None) is not None:
-            self.send(self._refs.gateway, RequestAborted(request_id))
-            return
-        self.send(self._refs.admission, message)
+        request = state.waiting.get(request_id)
+        if request is not None and not any(choice in state.unencoded for choice in _choice_ids(request)):
+            del state.waiting[request_id]
+        self.send(self._refs.gateway, RequestAborted(message.request_id))
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "tokenizer", self.describe()))
@@ -202,6 +207,22 @@ class TokenizerActor(Actor):
             "live": len(state.live),
             "late_rows": state.late_rows,
         }
+
+
+def _choice_ids(request: EncodeRequest) -> range:
+    return range(request.request_id, request.request_id + request.choices)
+
+
+def _prompt_problem(message: EncodeRequest, prompt_tokens: int) -> str | None:
+    """Why a prompt of so many tokens can not be served, if it can not."""
+    if prompt_tokens == 0:
+        return "prompt is empty: it has no tokens"
+    wanted = message.params.prompt_logprobs
+    if wanted is None or prompt_tokens * (1 + wanted) <= PROMPT_LOGPROBS_MAX:
+        return None
+    fits = PROMPT_LOGPROBS_MAX // prompt_tokens - 1
+    hint = f"it may be {fits} at most" if fits >= 0 else "the prompt is too long for any report"
+    return f"prompt_logprobs is {wanted}; for a prompt of {prompt_tokens} tokens {hint}"
 
 
 def _text_size(request: EncodeRequest) -> int:
@@ -221,7 +242,7 @@ def _encoder(tokenizer: Tokenizer, request: EncodeRequest) -> Callable[[], Messa
             else:
                 ids = tokenizer.chat([(turn.role, turn.content) for turn in request.turns or ()])
         except Exception as error:  # a prompt or template that can not be encoded refuses its request only
-            return EncodeFailed(request.request_id, f"prompt can not be encoded: {error}")
+            return EncodeFailed(request, f"prompt can not be encoded: {error}")
         return PromptEncoded(request, int32_bytes(ids))
 
     return encode

@@ -28,13 +28,29 @@ GATEWAY: Ref[Any] = Ref("gateway")
 
 @dataclass
 class Outcome:
-    """What a client saw of one request."""
+    """What a client saw of one request; `tokens`, `text` and `times_ns` are those of choice 0."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     times_ns: list[int] = field(default_factory=list)
     terminal: list[Any] = field(default_factory=list)
     accepted: int = 0
+    notes: tuple[str, ...] = ()
+    prompt: wire.Prompt | None = None
+    logprobs: list[wire.TokenLogprob] = field(default_factory=list)
+    choice_tokens: dict[int, list[int]] = field(default_factory=dict)
+    choice_texts: dict[int, str] = field(default_factory=dict)
+    choice_ends: dict[int, wire.ChoiceFinished] = field(default_factory=dict)
+
+    def take(self, event: wire.Tokens, now_ns: int) -> None:
+        choice = event.choice
+        self.choice_tokens.setdefault(choice, []).extend(event.token_ids)
+        self.choice_texts[choice] = self.choice_texts.get(choice, "") + event.text
+        if choice == 0:
+            self.tokens.extend(event.token_ids)
+            self.text += event.text
+            self.times_ns.append(now_ns)
+            self.logprobs += event.logprobs
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -120,11 +136,19 @@ class VirtualServer:
             outcome = self.outcome(name, frame.peer)
             if isinstance(event, wire.Tokens):
                 assert not outcome.terminal, "tokens after the terminal event"
-                outcome.tokens.extend(event.token_ids)
-                outcome.text += event.text
-                outcome.times_ns.append(now_ns)
+                assert event.choice not in outcome.choice_ends, "tokens after the end of their choice"
+                outcome.take(event, now_ns)
             elif isinstance(event, wire.Accepted):
                 outcome.accepted += 1
+                outcome.notes = event.notes
+            elif isinstance(event, wire.Prompt):
+                assert outcome.prompt is None
+                assert 0 not in outcome.choice_tokens, "the prompt after what follows it"
+                outcome.prompt = event
+            elif isinstance(event, wire.ChoiceFinished):
+                assert not outcome.terminal, "the end of a choice after that of the request"
+                assert event.choice not in outcome.choice_ends
+                outcome.choice_ends[event.choice] = event
             else:
                 outcome.terminal.append(event)
 
