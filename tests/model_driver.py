@@ -10,17 +10,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from muxk.kernel.work import DecodeWork, PrefillWork, SamplingColumns, StepOutput, int32_array, int32_bytes
+from muxk.kernel.work import (
+    DecodeWork,
+    PrefillWork,
+    RowExtras,
+    SamplingColumns,
+    StepOutput,
+    int32_array,
+    int32_bytes,
+)
 from muxk.models.config import ModelConfig
 from muxk.models.cpu_ops import CpuOperators
 from muxk.models.llama import load_decoder, tensor_names
 from muxk.models.runner import ModelRunner
 from muxk.models.weights import Weights
+from numpy.typing import NDArray
 
 PAGE = 16
 
 
-def columns(rows: int, **values: Sequence[float]) -> SamplingColumns:
+def columns(
+    rows: int, extras: tuple[RowExtras, ...] = (), **values: Sequence[float] | NDArray[np.generic]
+) -> SamplingColumns:
     """Sampling columns; greedy unless a temperature is given."""
     plain = {"temperature": [0.0] * rows, "top_p": [1.0] * rows, "top_k": [0] * rows}
     plain |= {"seed": [0] * rows, "choice": [0] * rows} | values
@@ -30,7 +41,9 @@ def columns(rows: int, **values: Sequence[float]) -> SamplingColumns:
         top_k=np.asarray(plain["top_k"], dtype="<i4").tobytes(),
         seed=np.asarray(plain["seed"], dtype="<u8").tobytes(),
         choice=np.asarray(plain["choice"], dtype="<u4").tobytes(),
-        greedy="temperature" not in values,
+        greedy="temperature" not in values and not extras,
+        min_p=np.asarray(plain.get("min_p", ()), dtype="<f4").tobytes(),
+        extras=extras,
     )
 
 
