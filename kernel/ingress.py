@@ -1,15 +1,18 @@
 """Ingress: the ROUTER socket that clients connect to, polled by the realtime runtime's loop.
 
 Every frame becomes `FrameReceived` to the actor named `gateway`; `SendFrame` to `Ref("ingress")` sends one
-without waiting. A peer that is gone or does not read is told to the gateway and never waited for.
+without waiting. What a peer does not take at once is held back, in order and within bounds, and tried again;
+a peer that is gone, or does not read for too long, is told to the gateway. Nobody waits for either.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import zmq
 from muxk.kernel.actor import ActorSpec, ContractError, Message, accepted_types
+from muxk.kernel.backlog import Backlog
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
 from muxk.kernel.names import GATEWAY_NAME
 
@@ -27,6 +30,12 @@ PUMP_FRAMES = 8
 
 PUMP_BYTES = 256 * 1024
 """Bytes after which no further frame is taken at once."""
+
+RETRY_NS = 50_000_000
+"""Between two tries to send what was held back."""
+
+RETRY_FRAMES = 512
+"""Frames that one such round sends, so that it takes about a millisecond."""
 
 LINGER_MS = 200
 """How long a stopping server waits for the last frames to leave."""
@@ -56,6 +65,9 @@ class Ingress:
         self._send_bound = send_bound
         self._socket: zmq.Socket[bytes] | None = None
         self._tell: Callable[[Message], None] = _nobody
+        self._backlog = Backlog()
+        self.retry_ns: int | None = None
+        """When `retry` has to be called, by the monotonic clock; None while nothing is held back."""
         self.pending = False
         """True when frames may wait in the socket: its descriptor is edge-triggered."""
         self.frames_malformed = 0
@@ -96,15 +108,59 @@ class Ingress:
         return int(self._socket.getsockopt(zmq.FD))
 
     def send(self, frame: SendFrame) -> None:
-        """Send without waiting; the gateway hears PeerGone or PeerSlow when that fails."""
+        """Send without waiting, or hold the frame back until its peer reads.
+
+        The gateway hears PeerGone when nobody is there, and PeerSlow when too much is held back already.
+        """
         self.pending = True  # a send takes the edge of a frame that arrived meanwhile
         try:
-            if not (self._sent(frame) or self._sent_after_look(frame)):
-                self._tell(PeerSlow(peer=frame.peer, payload=frame.payload))
+            behind = self._backlog.holds(frame.peer)
+            if behind or not (self._sent(frame) or self._sent_after_look(frame)):
+                self._hold(frame)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._tell(PeerGone(peer=frame.peer))
+            self._lose(frame.peer, error)
+
+    def _hold(self, frame: SendFrame) -> None:
+        now_ns = time.monotonic_ns()
+        if not self._backlog.hold(frame.peer, frame.payload, now_ns):
+            self._tell(PeerSlow(peer=frame.peer, payload=frame.payload))
+        elif self.retry_ns is None:
+            self.retry_ns = now_ns + RETRY_NS
+
+    def _lose(self, peer: bytes, error: zmq.ZMQError) -> None:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise error
+        self._backlog.drop(peer)
+        self._tell(PeerGone(peer=peer))
+
+    def retry(self) -> None:
+        """Send what was held back to peers that read again, give up those that do not; at `retry_ns`."""
+        now_ns = time.monotonic_ns()
+        frames = RETRY_FRAMES
+        for peer in self._backlog.peers:
+            try:
+                frames -= self._retry_peer(peer, frames, now_ns)
+            except zmq.ZMQError as error:
+                self._lose(peer, error)
+            if frames <= 0:
+                break
+        self.retry_ns = now_ns + RETRY_NS if self._backlog.bytes else None
+
+    def _retry_peer(self, peer: bytes, frames: int, now_ns: int) -> int:
+        """How many frames were tried."""
+        backlog, tried = self._backlog, 0
+        self.pending = True
+        while tried < frames and (payload := backlog.oldest(peer)) is not None:
+            tried += 1
+            frame = SendFrame(peer, payload)
+            if not (self._sent(frame) or self._sent_after_look(frame)):
+                break
+            backlog.taken(peer, now_ns)
+        backlog.tried(peer)
+        if backlog.stalled(peer, now_ns):
+            oldest, *more = backlog.drop(peer)
+            self._tell(PeerSlow(peer, oldest, tuple(more)))
+        return tried
 
     def _sent(self, frame: SendFrame) -> bool:
         assert self._socket is not None

@@ -187,6 +187,7 @@ class RealtimeRuntime:
             self._handle_failures()
         if self._stop_reason is None:
             self._fire_timers()
+            self._retry_frames()
             if self._drain_wanted:
                 self._drain_wanted = False
                 self._supervisor.drain()
@@ -238,6 +239,14 @@ class RealtimeRuntime:
             owner, target, message = entry
             if owner.is_open and target.is_open:
                 self._push(owner.name, target, message)
+
+    def _retry_frames(self) -> None:
+        retry_ns = self._retry_ns()
+        if self._ingress is not None and retry_ns is not None and time.monotonic_ns() >= retry_ns:
+            self._ingress.retry()
+
+    def _retry_ns(self) -> int | None:
+        return None if self._ingress is None else self._ingress.retry_ns
 
     def _pump_ingress(self) -> None:
         ingress = self._ingress
@@ -352,10 +361,9 @@ class RealtimeRuntime:
             self._turn()
 
     def _next_wake_ns(self) -> int | None:
-        timer_ns = self._timers.next_ns()
-        if not self._idle_wanted:
-            return timer_ns
-        return self._idle_due_ns if timer_ns is None else min(timer_ns, self._idle_due_ns)
+        idle_ns = self._idle_due_ns if self._idle_wanted else None
+        wakes_ns = (self._timers.next_ns(), idle_ns, self._retry_ns())
+        return min((wake_ns for wake_ns in wakes_ns if wake_ns is not None), default=None)
 
     async def _wait_for_timers(self) -> None:
         while True:
