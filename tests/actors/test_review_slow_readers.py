@@ -47,13 +47,22 @@ def test_the_end_in_a_lost_frame_is_told_again_once(closed_ms: int) -> None:
     server.submit(1 * S, "early", max_tokens=100, **GOOD)
     server.submit(2 * S, "refused", prompt_token_ids=[65], max_tokens=0)
     server.run_until(30 * S)
-    [finished] = server.outcome("early").terminal
-    assert isinstance(finished, wire.Finished)
-    assert finished.completion_tokens == 100
+    [cut_short] = server.outcome("early").terminal
+    assert cut_short.code == "slow_reader"  # its last tokens were in the lost frame
     [failed] = server.outcome("refused").terminal
     assert failed.code == "invalid"
     assert server.lost_frames >= 1
     assert server.owed() == 0
+    server.check_whole()
+
+
+def test_an_end_without_output_in_a_lost_frame_is_told_as_it_was() -> None:
+    server = SlowServer(lambda now_ns, events: now_ns < 2 * S and holds_end(events))
+    server.submit(1 * S, "aborted", max_tokens=900, **GOOD)
+    server.abort(1 * S + 500 * MS, "aborted")
+    server.run_until(4 * S)
+    [finished] = server.outcome("aborted").terminal
+    assert finished.finish_reason == "abort"
     server.check_whole()
 
 
@@ -70,9 +79,8 @@ def test_the_other_streams_of_a_lost_frame_fail_and_each_hears_one_end() -> None
     server.submit(1 * S, "long", max_tokens=500, **GOOD)
     server.submit(6 * S, "later", max_tokens=5, **GOOD)
     server.run_until(10 * S)
-    [finished], [failed] = server.outcome("short").terminal, server.outcome("long").terminal
-    assert isinstance(finished, wire.Finished)
-    assert failed.code == "slow_reader"
+    [short], [failed] = server.outcome("short").terminal, server.outcome("long").terminal
+    assert short.code == failed.code == "slow_reader"
     assert server.outcome("later").tokens == expected_tokens([65] * 20, 5)
     server.check_whole()
 
