@@ -333,7 +333,7 @@ def _encode_request(
 ) -> EncodeRequest:
     """A validated request, as the actors know it from now on."""
     turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
-    deadline_ns = None if submit.deadline is None else now_ns + round(submit.deadline * 1e9)
+    deadline_ns = None if submit.deadline is None else round(submit.deadline * 1e9)
     return EncodeRequest(
         request_id=request_id,
         arrival_ns=now_ns,

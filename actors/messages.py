@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True):
     request_class: str = ""
     """What the client named; policies map it to SLOs."""
     deadline_given_ns: int | None = None
-    """Arrival plus the client's own deadline for the first token, in place of the policy's TTFT SLO."""
+    """The client's own deadline for its first token, from arrival on, in place of the policy's TTFT SLO."""
     notes: tuple[str, ...] = ()
     """What the client is told with `Accepted`: fields that have no effect here."""
 
@@ -107,6 +107,7 @@ class EncodeRequest(Message, frozen=True):
     truncate_prompt_tokens: int | None = None
     request_class: str = ""
     deadline_given_ns: int | None = None
+    """From its arrival on."""
 
 
 class PromptEncoded(Message, frozen=True):

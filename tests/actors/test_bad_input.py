@@ -41,6 +41,50 @@ BAD = {
     "empty conversation": ({"prompt_token_ids": None, "messages": []}, "messages is empty"),
     "empty stop string": ({"stop": ["x", ""]}, "stop strings must have 1 to"),
     "too many stop strings": ({"stop": ["x"] * 17}, "at most 16"),
+    "NaN min_p": ({"min_p": math.nan}, "min_p must be a number from 0 to 1, not nan"),
+    "min_p above 1": ({"min_p": 1.5}, "min_p"),
+    "presence penalty": ({"presence_penalty": -2.1}, "presence_penalty must be a number from -2 to 2"),
+    "frequency penalty": ({"frequency_penalty": math.inf}, "frequency_penalty"),
+    "repetition penalty of zero": ({"repetition_penalty": 0.0}, "repetition_penalty must be a number from"),
+    "negative repetition penalty": ({"repetition_penalty": -1.0}, "repetition_penalty"),
+    "bias of a token that is none": ({"logit_bias": {257: 1.0}}, "'257', which is no token id from 0 to 256"),
+    "bias of a word": ({"logit_bias": {"abc": 1.0}}, "logit_bias names 'abc'"),
+    "bias of a negative token": ({"logit_bias": {"-1": 1.0}}, "logit_bias names '-1'"),
+    "bias of a long key": ({"logit_bias": {"9" * 5000: 1.0}}, "which is no token id"),
+    "NaN bias": ({"logit_bias": {65: math.nan}}, "logit_bias of token 65 must be a number from -100 to 100"),
+    "bias of one token twice": ({"logit_bias": {65: 1.0, "65": 2.0}}, "logit_bias names token 65 twice"),
+    "too many biases": ({"logit_bias": dict.fromkeys(range(1025), 0.0)}, "at most 1024"),
+    "stop token outside": ({"stop_token_ids": [1, 300]}, "stop_token_ids holds 300, outside the vocabulary"),
+    "too many stop tokens": ({"stop_token_ids": list(range(65))}, "at most 64"),
+    "no choice": ({"n": 0}, "n must be an integer from 1 to 16, not 0"),
+    "a million choices": ({"n": 1_000_000}, "n must be an integer from 1 to 16, not 1000000"),
+    "logprobs over the cap": ({"logprobs": 10**9}, "logprobs must be an integer from 0 to 20"),
+    "negative logprobs": ({"logprobs": -1}, "logprobs"),
+    "prompt_logprobs over the cap": ({"prompt_logprobs": 10**9}, "prompt_logprobs must be an integer"),
+    "negative prompt_logprobs": ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    "min_tokens over max_tokens": ({"min_tokens": 31}, "min_tokens must be an integer from 0 to 30"),
+    "negative min_tokens": ({"min_tokens": -1}, "min_tokens"),
+    "truncated to nothing": (
+        {"truncate_prompt_tokens": 0},
+        "truncate_prompt_tokens must be an integer from 1",
+    ),
+    "truncated to more than fits": ({"truncate_prompt_tokens": 513}, "from 1 to 512, not 513"),
+    "deadline in the past": ({"deadline": -1.0}, "deadline must be a number from 0.001 to 86400"),
+    "infinite deadline": ({"deadline": math.inf}, "deadline"),
+    "NaN deadline": ({"deadline": math.nan}, "deadline"),
+    "long class": ({"request_class": "x" * 65}, "request_class has 65 characters; at most 64"),
+    "priority beyond int32": ({"priority": 2**40}, "priority"),
+    "a single empty stop": ({"stop": ""}, "stop strings must have 1 to"),
+    "a turn without a role": (
+        {"prompt_token_ids": None, "messages": [wire.ChatMessage("", "x")]},
+        "messages[0].role is empty",
+    ),
+    "too many turns": (
+        {"prompt_token_ids": None, "messages": [wire.ChatMessage("user", "x")] * 4097},
+        "messages has 4097 turns; at most 4096",
+    ),
+    "a long text": ({"prompt_token_ids": None, "prompt": "x" * 20_000}, "prompt has 20000 characters"),
+    "nothing to read or write": ({"max_tokens": 0}, "(0 with echo or prompt_logprobs)"),
     "prompt over the context": ({"prompt_token_ids": [65] * 600, "max_tokens": None}, "600 tokens"),
     "sum over the context": ({"max_tokens": 500}, "max_tokens may be 492 at most"),
 }
@@ -56,6 +100,34 @@ def test_a_bad_field_fails_its_request_by_name_and_nothing_else(fields: dict[str
     assert isinstance(failed, wire.Failed)
     assert said in failed.message
     assert server.outcome("good").tokens == expected_tokens([65] * 20, 30)
+    server.check_whole()
+
+
+def test_all_mistakes_are_told_at_once_in_a_short_answer() -> None:
+    server = VirtualServer(calibrate=False)
+    wrong = {"temperature": 9.0, "top_p": -1.0, "n": 0, "stop": [""], "logit_bias": {"x": 1.0}}
+    server.submit(1 * S, "some", prompt="x", **wrong)
+    server.submit(1 * S, "many", prompt="x", logit_bias={str(1000 + key): 1.0 for key in range(1000)})
+    server.run_until(2 * S)
+    [some], [many] = server.outcome("some").terminal, server.outcome("many").terminal
+    for field in ("temperature", "top_p", "n must be", "stop strings", "logit_bias"):
+        assert field in some.message
+    assert len(many.message) <= 500
+    assert many.message.endswith("(1000 mistakes)")
+
+
+INTEGERS = ["max_tokens", "top_k", "seed", "n", "min_tokens", "logprobs", "prompt_logprobs", "priority"]
+
+
+@pytest.mark.parametrize("field", INTEGERS)
+@pytest.mark.parametrize("value", [True, "100", 1.5, 5.0, [], {}, 2**63])
+def test_an_integer_field_takes_no_other_type_and_nothing_beyond_its_range(field: str, value: Any) -> None:
+    server = VirtualServer(calibrate=False)
+    command = {"type": "Submit", "request_id": "it", "prompt": "x", field: value}
+    server.send_raw(1 * S, msgspec.msgpack.encode(command))
+    server.run_until(2 * S)
+    [failed] = server.outcome("it").terminal
+    assert (failed.code, field in failed.message) == ("invalid", True)
     server.check_whole()
 
 
