@@ -13,24 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muxk.client.aio import AsyncClient
     from muxk.client.client import Client, Stream
+    from muxk.client.completion import Choice, Completion, Delta, Logprob, Prompt, TopLogprob
     from muxk.client.errors import ClientError, ConnectError, PolicyNotFound, PolicyRefused, RequestError
     from muxk.client.server_process import ServerProcess
-    from muxk.client.session import Completion, Delta
     from muxk.client.stream import AsyncStream
 
 __all__ = [
     "AsyncClient",
     "AsyncStream",
+    "Choice",
     "Client",
     "ClientError",
     "Completion",
     "ConnectError",
     "Delta",
+    "Logprob",
     "PolicyNotFound",
     "PolicyRefused",
+    "Prompt",
     "RequestError",
     "ServerProcess",
     "Stream",
+    "TopLogprob",
 ]
 
 
@@ -39,11 +43,15 @@ def _home(name: str) -> str:
     homes = {
         "AsyncClient": "aio",
         "AsyncStream": "stream",
+        "Choice": "completion",
         "Client": "client",
-        "Completion": "session",
-        "Delta": "session",
+        "Completion": "completion",
+        "Delta": "completion",
+        "Logprob": "completion",
+        "Prompt": "completion",
         "ServerProcess": "server_process",
         "Stream": "client",
+        "TopLogprob": "completion",
     }
     return f"muxk.client.{homes.get(name, 'errors')}"
 

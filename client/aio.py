@@ -19,8 +19,9 @@ from anyio.abc import TaskGroup
 from muxk.client import protocol
 from muxk.client.commands import Message, Sampling, encode, make_submit
 from muxk.client.errors import ConnectError, PolicyRefused, RequestError
+from muxk.client.inbox import DELTAS_BOUND
 from muxk.client.policy_files import read_policy
-from muxk.client.session import DELTAS_BOUND, Answer, Session
+from muxk.client.session import Answer, Session
 from muxk.client.stream import AsyncStream
 from muxk.client.wire import Wire
 
@@ -111,9 +112,12 @@ class AsyncClient:
     def _open_wire(self, session: Session) -> Wire:
         def receive(payload: bytes) -> None:
             session.receive(payload, time.perf_counter_ns())
+            while session.overrun:
+                wire.try_send(encode(protocol.Abort(session.overrun.pop())))
 
         try:
-            return Wire(self.endpoint, receive)
+            wire = Wire(self.endpoint, receive)
+            return wire
         except (zmq.ZMQError, OSError) as error:
             raise ConnectError(self.endpoint, f"the endpoint can not be used ({error})") from error
 
@@ -160,8 +164,9 @@ class AsyncClient:
     ) -> AsyncStream:
         """Send a request: a text, token ids, or chat messages (`{"role": ..., "content": ...}`).
 
-        Sampling: max_tokens, temperature, top_p, top_k, seed, stop, ignore_eos, priority. Raises RequestError
-        when the request can not be sent; what the server refuses is raised by the stream.
+        The other arguments are the fields of `protocol.Submit`, with the names and meanings of vLLM's
+        SamplingParams. Raises RequestError when the request can not be sent; what the server refuses is
+        raised by the stream.
         """
         name = request_id if request_id is not None else uuid.uuid4().hex
         command = make_submit(name, prompt, token_ids, messages, sampling)
@@ -169,7 +174,7 @@ class AsyncClient:
         session = self._live_session()
         if session.is_live(name):
             raise RequestError("invalid", f"request {name!r} is still live")
-        stream = AsyncStream(name, session.open_request(name), self.abort)
+        stream = AsyncStream(name, max(1, command.n), session.open_request(name), self.abort)
         await self._send(command)
         return stream
 

@@ -16,12 +16,16 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from muxk.client import protocol
 from muxk.client.aio import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, SILENCE_S, AsyncClient
 from muxk.client.commands import Message, Sampling
-from muxk.client.session import DELTAS_BOUND, Completion, Delta
+from muxk.client.completion import Completion, Delta, Prompt
+from muxk.client.inbox import DELTAS_BOUND
 from muxk.client.stream import AsyncStream
 
 
 class Stream:
-    """The output of one request. Iterate it for `Delta`s, or call `result()`; both may be mixed."""
+    """The output of one request. Iterate it for `Delta`s, or call `result()`; both may be mixed.
+
+    What happens when nobody reads it: see `AsyncStream`.
+    """
 
     def __init__(self, stream: AsyncStream, portal: BlockingPortal) -> None:
         self._stream = stream
@@ -39,8 +43,18 @@ class Stream:
 
     @property
     def text(self) -> str:
-        """The text that was read so far."""
+        """The text of choice 0 that was read so far."""
         return self._stream.text
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt as the model read it, with `echo` or `prompt_logprobs`; there before its first delta."""
+        return self._stream.prompt
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the server had to say when it accepted the request: fields that have no effect there."""
+        return self._stream.notes
 
     def accepted(self) -> int:
         """Wait until the server took the request; its prompt tokens. Raises RequestError."""

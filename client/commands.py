@@ -22,6 +22,22 @@ class Sampling(TypedDict, total=False):
     stop: str | list[str] | None
     ignore_eos: bool
     priority: int
+    n: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int | str, float] | None
+    stop_token_ids: list[int] | None
+    include_stop_str_in_output: bool
+    min_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    truncate_prompt_tokens: int | None
+    skip_special_tokens: bool
+    deadline: float | None
+    request_class: str
 
 
 REQUEST_ID_MAX = 256

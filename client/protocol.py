@@ -13,7 +13,7 @@ a client should ignore unknown fields in events. Nothing is ever pickled. A clie
 and the server answers with frames that hold a list of events (everything one decode step brought for this
 client comes in one frame):
 
-    Welcome  Accepted  Tokens  Finished  Failed
+    Welcome  Accepted  Prompt  Tokens  ChoiceFinished  Finished  Failed
     DuplicateRequest  State  PolicySwapped  ProtocolError  Draining
 
 An exchange, as JSON for reading (`->` to the server, `<-` from it):
@@ -35,12 +35,30 @@ Rules.
 - A request is named by its client; the name is private to the connection and free again after its end.
 - Every `Submit` gets exactly one terminal event, `Finished` or `Failed`. Only a name that is still live is
   answered with `DuplicateRequest`, and a frame that can not be decoded with `ProtocolError`.
+- All mistakes of a `Submit` come in one `Failed` with the code `invalid`, each with its field's name and the
+  allowed values. A number is a MessagePack number (an integer may stand for a float, never a float for an
+  integer, nor a string or a boolean for either); a key that comes twice counts as it came last.
+- Limits: n 1 to 16, stop 16 strings of 256 characters, stop_token_ids 64, logit_bias 1024 tokens from -100 to
+  100, logprobs and prompt_logprobs 0 to 20, temperature 0 to 2 (under 1e-5 it is greedy), penalties -2 to 2,
+  repetition_penalty 0.01 to 10, min_p 0 to 1, seed in int64, deadline 1 ms to a day, a prompt of at most 32
+  characters for each token of the context, a frame of 1 MiB.
+- `n` choices of one request share its prompt and differ by their sampling; with temperature 0 all are the
+  same. `Tokens.choice` says which one goes on. A request with several choices also says `ChoiceFinished` at
+  the end of each; `Finished` comes once, after the last. If one choice fails, the request does. In every
+  bound of the server a request counts as `n`.
+- A stop token is the last of `token_ids`, and its text is not shown unless `include_stop_str_in_output`.
+- With `echo`, or `prompt_logprobs`, one event `Prompt` comes before the first `Tokens` of choice 0. With
+  either, `max_tokens` may be 0: the request then ends with `length` after its prompt.
+- A log-probability is a list: token id, bytes of the token, log-probability, rank, and three lists of equal
+  length with the ids, bytes and log-probabilities of the likeliest tokens.
+- `Accepted.notes` says which fields have no effect under the policy in force, such as `priority`.
 - `Tokens.text` may lag behind `Tokens.token_ids`: it never splits a character and never shows a part of a
   stop string. The concatenation of all texts is the answer.
 - `Abort` is legal at any time; the request then ends with `Finished` and the reason `abort`.
 - `GetState` and `SwapPolicy` carry a `ticket` that comes back in the answer.
-- A client that closes its connection, or stops answering ZeroMQ heartbeats, has its requests aborted. A
-  client that does not read what it is sent gets `Failed` with the code `slow_reader`.
+- A client that closes its connection, or stops answering ZeroMQ heartbeats, has its requests aborted.
+- What a client does not read is held back for it, 256 KiB at most; when there is more, or it has read nothing
+  for 10 s, its requests are aborted, and `Failed` with the code `slow_reader` waits for it.
 - After `Drain` the server says `Draining`, refuses new requests with the code `draining`, ends what it
   has accepted and stops.
 """
@@ -53,6 +71,7 @@ from muxk.actors.protocol import (
     Accepted,
     AnyCommand,
     ChatMessage,
+    ChoiceFinished,
     Command,
     Drain,
     Draining,
@@ -64,10 +83,12 @@ from muxk.actors.protocol import (
     GetState,
     Hello,
     PolicySwapped,
+    Prompt,
     ProtocolError,
     State,
     Submit,
     SwapPolicy,
+    TokenLogprob,
     Tokens,
     Welcome,
 )
@@ -78,6 +99,7 @@ __all__ = [
     "Accepted",
     "AnyCommand",
     "ChatMessage",
+    "ChoiceFinished",
     "Command",
     "Drain",
     "Draining",
@@ -89,10 +111,12 @@ __all__ = [
     "GetState",
     "Hello",
     "PolicySwapped",
+    "Prompt",
     "ProtocolError",
     "State",
     "Submit",
     "SwapPolicy",
+    "TokenLogprob",
     "Tokens",
     "Welcome",
 ]

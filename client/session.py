@@ -5,7 +5,6 @@ Invariant: every request that was submitted ends exactly once, with a `Finished`
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -13,35 +12,9 @@ import anyio
 import msgspec
 from muxk.client import protocol
 from muxk.client.errors import RequestError
-
-DELTAS_BOUND = 1024
-"""Deltas that wait in one stream; over it the newest ones are merged, so a slow reader loses nothing."""
+from muxk.client.inbox import DELTAS_BOUND, UNREAD, UNREAD_BYTES_MAX, Inbox
 
 Value = TypeVar("Value")
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """New output of a request. `text` may lag behind `token_ids`: it never splits a character."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    arrived_ns: int
-    """`time.perf_counter_ns` when the frame was read from the socket."""
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """A finished request."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    """`stop`, `length` or `abort`."""
-    stop_reason: str | None
-    """The stop string that ended it, if one did."""
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    """Prompt tokens whose KV was in the prefix index."""
 
 
 class Answer(Generic[Value]):
@@ -70,69 +43,12 @@ class Answer(Generic[Value]):
         return self._value[0]
 
 
-class Inbox:
-    """The side of a stream that events go into; a bounded queue and the end."""
-
-    def __init__(self, bound: int) -> None:
-        assert bound >= 1
-        self._bound = bound
-        self._queue: deque[Delta] = deque()
-        self._changed = anyio.Event()
-        self.prompt_tokens = 0
-        """0 until the server accepted the request."""
-        self.heard = False
-        """True once any event came for it."""
-        self.finished: protocol.Finished | None = None
-        self.error: RequestError | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.finished is not None or self.error is not None
-
-    def accept(self, prompt_tokens: int) -> None:
-        self.prompt_tokens, self.heard = prompt_tokens, True
-        self._wake()
-
-    def put(self, delta: Delta) -> None:
-        """Queue a delta; over the bound it is merged with the newest one that waits."""
-        self.heard = True
-        if len(self._queue) >= self._bound:
-            last = self._queue.pop()
-            delta = Delta(last.text + delta.text, last.token_ids + delta.token_ids, delta.arrived_ns)
-        self._queue.append(delta)
-        self._wake()
-
-    def finish(self, event: protocol.Finished) -> None:
-        if not self.ended:
-            self.finished = event
-            self._wake()
-
-    def fail(self, error: RequestError) -> None:
-        if not self.ended:
-            self.error = error
-            self._wake()
-
-    def take(self) -> list[Delta]:
-        """Everything that waits, oldest first."""
-        taken = list(self._queue)
-        self._queue.clear()
-        return taken
-
-    async def wait(self) -> None:
-        """Until something was put, accepted or ended since the last `take`."""
-        if not self._queue and not self.ended:
-            await self._changed.wait()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-
-
 class Session:
     """The requests and questions of one connection."""
 
-    def __init__(self, deltas_bound: int = DELTAS_BOUND) -> None:
+    def __init__(self, deltas_bound: int = DELTAS_BOUND, unread_bytes_max: int = UNREAD_BYTES_MAX) -> None:
         self._deltas_bound = deltas_bound
+        self._unread_bytes_max = unread_bytes_max
         self._decoder = msgspec.msgpack.Decoder(protocol.Frame)
         self._inboxes: dict[str, Inbox] = {}
         self._answers: dict[int, Answer[protocol.State | protocol.PolicySwapped]] = {}
@@ -140,7 +56,9 @@ class Session:
         self._handlers: dict[type[protocol.Event], Callable[..., None]] = {
             protocol.Welcome: self._on_welcome,
             protocol.Accepted: self._on_accepted,
+            protocol.Prompt: self._on_prompt,
             protocol.Tokens: self._on_tokens,
+            protocol.ChoiceFinished: self._on_choice_finished,
             protocol.Finished: self._on_finished,
             protocol.Failed: self._on_failed,
             protocol.DuplicateRequest: self._on_duplicate,
@@ -153,6 +71,8 @@ class Session:
         self.draining: Answer[None] = Answer()
         self.lost: RequestError | None = None
         """Why the connection ended, once it has."""
+        self.overrun: list[str] = []
+        """Requests that failed because nobody reads them; whoever owns the socket aborts them."""
         self.heard_ns = 0
         """When the last frame came."""
 
@@ -167,7 +87,7 @@ class Session:
     def open_request(self, request_id: str) -> Inbox:
         """Events of `request_id` go into the inbox from now on; the id must not be live."""
         assert request_id not in self._inboxes
-        inbox = self._inboxes[request_id] = Inbox(self._deltas_bound)
+        inbox = self._inboxes[request_id] = Inbox(self._deltas_bound, self._unread_bytes_max)
         return inbox
 
     def open_question(self) -> tuple[int, Answer[protocol.State | protocol.PolicySwapped]]:
@@ -209,11 +129,24 @@ class Session:
 
     def _on_accepted(self, event: protocol.Accepted, _now_ns: int) -> None:
         if inbox := self._inboxes.get(event.request_id):
-            inbox.accept(event.prompt_tokens)
+            inbox.accept(event)
+
+    def _on_prompt(self, event: protocol.Prompt, _now_ns: int) -> None:
+        if inbox := self._inboxes.get(event.request_id):
+            inbox.show_prompt(event)
 
     def _on_tokens(self, event: protocol.Tokens, now_ns: int) -> None:
+        inbox = self._inboxes.get(event.request_id)
+        if inbox is None or inbox.ended:
+            return
+        inbox.put(event, now_ns)
+        if inbox.overrun:  # its name stays taken until the server says that it ended
+            inbox.fail(RequestError("slow_reader", UNREAD))
+            self.overrun.append(event.request_id)
+
+    def _on_choice_finished(self, event: protocol.ChoiceFinished, _now_ns: int) -> None:
         if inbox := self._inboxes.get(event.request_id):
-            inbox.put(Delta(event.text, event.token_ids, now_ns))
+            inbox.finish_choice(event)
 
     def _on_finished(self, event: protocol.Finished, _now_ns: int) -> None:
         if inbox := self._inboxes.pop(event.request_id, None):

@@ -18,6 +18,9 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 SEND_BOUND = 4096
 """Commands that may wait in the socket."""
 
+RECEIVE_BOUND = 4096
+"""Frames that wait while the event loop is blocked; beyond them the server holds back, then gives up."""
+
 LINGER_MS = 200
 """How long closing may take to get the last command out."""
 
@@ -51,7 +54,7 @@ class Wire:
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # requests do not survive, so neither does the wire
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         self._socket.setsockopt(zmq.SNDHWM, SEND_BOUND)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the reader: each stream merges what waits
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)

@@ -6,8 +6,10 @@ import anyio
 import msgspec
 import pytest
 from muxk.client import protocol
+from muxk.client.completion import Delta
 from muxk.client.errors import RequestError
-from muxk.client.session import Delta, Inbox, Session
+from muxk.client.inbox import Inbox
+from muxk.client.session import Session
 
 
 def frame(*events: protocol.Event) -> bytes:
@@ -17,7 +19,7 @@ def frame(*events: protocol.Event) -> bytes:
 def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
     inbox = Inbox(bound=2)
     for number in range(5):
-        inbox.put(Delta(f"w{number} ", (number,), arrived_ns=number))
+        inbox.put(protocol.Tokens("r", f"w{number} ", (number,)), number)
     assert inbox.take() == [Delta("w0 ", (0,), 0), Delta("w1 w2 w3 w4 ", (1, 2, 3, 4), 4)]
     assert inbox.take() == []
 
@@ -43,7 +45,7 @@ def test_late_events_of_an_ended_request_are_ignored() -> None:
 def test_an_unknown_field_from_a_newer_server_is_ignored() -> None:
     session = Session()
     inbox = session.open_request("r")
-    event = {"type": "Tokens", "request_id": "r", "text": "x", "token_ids": [1], "logprobs": [0.5]}
+    event = {"type": "Tokens", "request_id": "r", "text": "x", "token_ids": [1], "mood": [0.5]}
     session.receive(msgspec.msgpack.encode({"events": [event], "sequence": 4}), 7)
     assert inbox.take() == [Delta("x", (1,), 7)]
 
