@@ -18,6 +18,7 @@ import anyio
 from muxk.actors.admission import Admission
 from muxk.actors.backends import Backend, StartupError, open_backend
 from muxk.actors.decode import Decode
+from muxk.actors.endpoints import check_endpoint, load_server_keys
 from muxk.actors.estimator import Estimator
 from muxk.actors.gateway import Gateway
 from muxk.actors.gateway_state import GatewayOptions
@@ -25,8 +26,9 @@ from muxk.actors.kv_pool import KvPool
 from muxk.actors.prefill import Prefill
 from muxk.actors.refs import Refs
 from muxk.actors.rundir import (
+    EndpointClaims,
     RunDirectoryError,
-    claim_run_directory,
+    admin_endpoint,
     default_endpoint,
     run_directory,
 )
@@ -42,8 +44,6 @@ from muxk.policies.problems import PolicyError
 from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
-
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done from 0 to 1)."""
@@ -61,6 +61,10 @@ class ServeOptions:
     model: str = "smollm2-135m-instruct"
     dtype: str = "auto"
     endpoint: str | None = None
+    allow_remote: bool = False
+    """The endpoint may be open to other machines; takes `keys`."""
+    keys: Path | None = None
+    """A folder that `muxk keys` made: clients of a tcp endpoint need a key that it holds."""
     kv_tokens: int | None = None
     max_queue: int | None = None
     """Requests that may wait for prefill, if fewer than the policy's limit."""
@@ -135,33 +139,35 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
         StartupError: with a message for the user.
     """
     policy = _load_policy(options)
-    if options.endpoint is not None:
-        check_endpoint(options.endpoint)
     directory = options.run_directory or run_directory()
+    endpoint = options.endpoint or default_endpoint(directory)
+    check_endpoint(endpoint, allow_remote=options.allow_remote, has_keys=options.keys is not None)
     with ExitStack() as stack:
         try:
-            stack.enter_context(claim_run_directory(directory, exclusive=options.endpoint is None))
+            claims = stack.enter_context(EndpointClaims(directory))
+            ingress = _new_ingress(options, endpoint, directory, claims)
         except (RunDirectoryError, OSError) as error:
             raise StartupError(str(error)) from error
         backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
         stack.callback(backend.device.close)
-        endpoint = options.endpoint or default_endpoint(directory)
-        return anyio.run(_serve, options, backend, policy, endpoint, directory, progress, ready)
+        return anyio.run(_serve, options, backend, policy, ingress, directory, progress, ready)
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Refuse to listen beyond this machine: nothing on this socket is authenticated or encrypted yet."""
-    scheme, _, address = endpoint.partition("://")
-    if scheme == "ipc" and address:
-        return
-    host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not host or not (port.isdecimal() or port == "*"):
-        raise StartupError(f"endpoint {endpoint!r}: use ipc://PATH or tcp://127.0.0.1:PORT")
-    if host not in LOOPBACK_HOSTS:
-        raise StartupError(
-            f"endpoint {endpoint!r} is open to other machines, and this socket has no encryption yet; "
-            "use tcp://127.0.0.1:PORT and a tunnel"
-        )
+def _new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: EndpointClaims) -> Ingress:
+    """Not open yet. An ipc endpoint is claimed now, before a model is loaded; a port once it is known."""
+    if endpoint.startswith("ipc://"):
+        claims.claim(endpoint)
+
+    def admin(bound: str) -> str:
+        try:
+            if not bound.startswith("ipc://"):
+                claims.claim(bound)
+        except RunDirectoryError as error:
+            raise CanNotListen(str(error)) from error
+        return admin_endpoint(bound, directory)
+
+    curve = load_server_keys(options.keys) if endpoint.startswith("tcp://") else None
+    return Ingress(endpoint, admin=admin, curve=curve)
 
 
 def _load_policy(options: ServeOptions) -> Policy:
@@ -175,12 +181,11 @@ async def _serve(
     options: ServeOptions,
     backend: Backend,
     policy: Policy,
-    endpoint: str,
+    ingress: Ingress,
     directory: Path,
     progress: Progress,
     ready: Callable[[str], None],
 ) -> str:
-    ingress = Ingress(endpoint)
     specs = build_specs(
         backend,
         policy,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -17,11 +17,12 @@ import anyio
 import zmq
 from anyio.abc import TaskGroup
 from muxk.client import protocol
+from muxk.client.address import find
 from muxk.client.commands import Message, Sampling, encode, make_submit
 from muxk.client.errors import ConnectError, PolicyRefused, RequestError
 from muxk.client.inbox import DELTAS_BOUND
 from muxk.client.policy_files import read_policy
-from muxk.client.session import Answer, Session
+from muxk.client.session import Answer, Reply, Session
 from muxk.client.stream import AsyncStream
 from muxk.client.wire import Wire
 
@@ -35,13 +36,6 @@ SILENCE_S = 30.0
 SEND_RETRY_S = 0.002
 
 
-def find_endpoint() -> str:
-    """Where the server listens that the same user started with `muxk run`."""
-    from muxk.actors.rundir import default_endpoint
-
-    return default_endpoint()
-
-
 class AsyncClient:
     """A connection to a muxk server: `async with AsyncClient() as client: ...`."""
 
@@ -53,9 +47,18 @@ class AsyncClient:
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         silence_s: float = SILENCE_S,
         deltas_bound: int = DELTAS_BOUND,
+        admin: str | None = None,
+        server_key: str | Path | None = None,
+        keys: str | Path | None = None,
     ) -> None:
-        """`endpoint` None finds the server that the same user started with `muxk run`."""
-        self.endpoint = endpoint if endpoint is not None else find_endpoint()
+        """`endpoint` None finds the server that the same user started with `muxk run`.
+
+        `admin` is the server's admin socket, for `swap`, `abort_any` and `drain`; None finds the one of a
+        server of the same user. `server_key` and `keys` are files that `muxk keys` made: the server's
+        public key and this client's own pair. Raises ConnectError when they can not be used.
+        """
+        self._address = find(endpoint, admin=admin, server_key=server_key, keys=keys)
+        self.endpoint = self._address.endpoint
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._silence_s = silence_s
@@ -116,7 +119,7 @@ class AsyncClient:
                 wire.try_send(encode(protocol.Abort(session.overrun.pop())))
 
         try:
-            wire = Wire(self.endpoint, receive)
+            wire = Wire(self.endpoint, receive, self._address.curve)
             return wire
         except (zmq.ZMQError, OSError) as error:
             raise ConnectError(self.endpoint, f"the endpoint can not be used ({error})") from error
@@ -198,27 +201,54 @@ class AsyncClient:
         """Replace the running policy by a file, a shipped name, or YAML text of several lines.
 
         Requests go on. Raises PolicyRefused with every mistake (the old policy stays), PolicyNotFound,
-        RequestError.
+        ConnectError when the admin socket is not there, RequestError.
         """
         source, filename = read_policy(policy)
-        ticket, answer = self._live_session().open_question()
-        command = protocol.SwapPolicy(source, filename, dict(settings or {}), ticket)
-        event = await self._ask(command, ticket, answer)
+        async with self._as_admin() as admin:
+            ticket, answer = admin._live_session().open_question()
+            command = protocol.SwapPolicy(source, filename, dict(settings or {}), ticket)
+            event = await admin._ask(command, ticket, answer)
         assert isinstance(event, protocol.PolicySwapped)
         if not event.accepted:
             raise PolicyRefused(event.report)
         return event
 
+    async def abort_any(self, request_ids: Sequence[str] | None = None) -> int:
+        """End live requests of every client, by their names, or all; how many. Raises as `swap` does."""
+        async with self._as_admin() as admin:
+            ticket, answer = admin._live_session().open_question()
+            names = None if request_ids is None else list(request_ids)
+            event = await admin._ask(protocol.AbortAny(names, ticket), ticket, answer)
+        assert isinstance(event, protocol.AbortedAny)
+        return event.requests
+
     async def drain(self) -> None:
-        """Have the server refuse new requests, finish what it accepted, and stop. Raises RequestError."""
-        session = self._live_session()
-        try:
-            with _answer_within(self._answer_timeout_s):
-                await self._send(protocol.Drain())
-                await session.draining.wait()
-        except RequestError as error:
-            if error.code != "server_gone":  # an idle server has nothing to finish and stops at once
-                raise
+        """Have the server refuse new requests, finish what it accepted, and stop. Raises as `swap` does."""
+        async with self._as_admin() as admin:
+            session = admin._live_session()
+            try:
+                with _answer_within(self._answer_timeout_s):
+                    await admin._send(protocol.Drain())
+                    await session.draining.wait()
+            except RequestError as error:
+                if error.code != "server_gone":  # an idle server has nothing to finish and stops at once
+                    raise
+
+    @asynccontextmanager
+    async def _as_admin(self) -> AsyncIterator[AsyncClient]:
+        """A connection to the admin socket: this one if it leads there, else another for the moment."""
+        if self.endpoint == self._address.admin:
+            yield self
+            return
+        self._live_session()
+        admin = AsyncClient(
+            self._address.checked_admin(),
+            admin=self._address.admin,
+            connect_timeout_s=self._connect_timeout_s,
+            answer_timeout_s=self._answer_timeout_s,
+        )
+        async with admin:
+            yield admin
 
     async def ping(self) -> float:
         """Round trip to the server's gateway in seconds. Raises RequestError."""
@@ -234,8 +264,8 @@ class AsyncClient:
         self,
         command: protocol.Command,
         ticket: int,
-        answer: Answer[protocol.State | protocol.PolicySwapped],
-    ) -> protocol.State | protocol.PolicySwapped:
+        answer: Answer[Reply],
+    ) -> Reply:
         session = self._live_session()
         try:
             with _answer_within(self._answer_timeout_s):
@@ -266,8 +296,15 @@ async def _monitor(wire: Wire, session: Session) -> None:
     while not wire.lost:
         await wire.changed()
         wire.watch()
-    text = "the server is gone" if wire.connected else "nothing listens there"
-    session.lose(RequestError("server_gone", text))
+    session.lose(RequestError("server_gone", _why_lost(wire)))
+
+
+def _why_lost(wire: Wire) -> str:
+    if wire.set_up:
+        return "the server is gone"
+    if wire.connected:
+        return "the server closed the connection before it was set up: it wants other keys, or none"
+    return "nothing listens there"
 
 
 async def _watch(wire: Wire, session: Session, silence_s: float) -> None:

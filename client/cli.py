@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from muxk.client import cli_bench, cli_policy, cli_run, cli_state, cli_talk
+from muxk.client import cli_admin, cli_bench, cli_policy, cli_run, cli_state, cli_talk
 
 
 def build_app() -> typer.Typer:
@@ -25,6 +25,9 @@ def build_app() -> typer.Typer:
     app.command("check")(cli_policy.check)
     app.add_typer(policy, name="policy")
     app.command("state")(cli_state.state)
+    app.command("abort")(cli_admin.abort)
+    app.command("drain")(cli_admin.drain)
+    app.command("keys")(cli_admin.keys)
     app.command("bench")(cli_bench.bench)
     return app
 

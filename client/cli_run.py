@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from muxk.actors.system import ServeOptions
 
 INTERRUPTED = 130
+
+AllowRemote = Annotated[
+    bool, typer.Option("--allow-remote", help="Let --endpoint be open to other machines; takes --keys too.")
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Let in only clients with a key; `muxk keys DIR` makes them."),
+]
 
 
 def run(
@@ -41,6 +50,8 @@ def run(
             help="Listen here, e.g. tcp://127.0.0.1:5555. Default: a socket that only you can open.",
         ),
     ] = None,
+    allow_remote: AllowRemote = False,
+    keys: Keys = None,
     settings: Settings = None,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: fits the device.")
@@ -71,6 +82,8 @@ def run(
         model=model,
         dtype=dtype,
         endpoint=endpoint,
+        allow_remote=allow_remote,
+        keys=keys,
         kv_tokens=kv_tokens,
         max_queue=max_queue,
         seed=seed if seed is not None else int.from_bytes(os.urandom(8), "little"),

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from muxk.client.options import AsJson, Endpoint, readable_errors
+from muxk.client.options import Admin, AsJson, Endpoint, RunDir, observer_client, readable_errors
 
 
-def state(endpoint: Endpoint = None, as_json: AsJson = False) -> None:
+def state(
+    endpoint: Endpoint = None, run_dir: RunDir = None, admin: Admin = None, as_json: AsJson = False
+) -> None:
     """Show what the running server is doing: requests, queues, KV pages, split, latencies."""
-    from muxk.client.client import Client
-
-    with readable_errors(), Client(endpoint) as client:
+    with readable_errors(), observer_client(endpoint, run_dir, admin) as client:
         snapshot = client.state()
     if as_json:
         import msgspec

@@ -105,14 +105,20 @@ class Client:
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         silence_s: float = SILENCE_S,
         deltas_bound: int = DELTAS_BOUND,
+        admin: str | None = None,
+        server_key: str | Path | None = None,
+        keys: str | Path | None = None,
     ) -> None:
-        """`endpoint` None finds the server that the same user started with `muxk run`."""
+        """`endpoint` None finds the server that the same user started; the rest is as for `AsyncClient`."""
         client = AsyncClient(
             endpoint,
             connect_timeout_s=connect_timeout_s,
             answer_timeout_s=answer_timeout_s,
             silence_s=silence_s,
             deltas_bound=deltas_bound,
+            admin=admin,
+            server_key=server_key,
+            keys=keys,
         )
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal())
@@ -157,6 +163,10 @@ class Client:
     def swap(self, policy: str | Path, settings: Mapping[str, str] | None = None) -> protocol.PolicySwapped:
         """Replace the running policy; see `AsyncClient.swap`. Raises PolicyRefused, PolicyNotFound."""
         return self._portal.call(self._client.swap, policy, settings)
+
+    def abort_any(self, request_ids: Sequence[str] | None = None) -> int:
+        """End live requests of every client, by their names, or all; how many. Raises RequestError."""
+        return self._portal.call(self._client.abort_any, request_ids)
 
     def drain(self) -> None:
         """Have the server refuse new requests, finish what it accepted, and stop. Raises RequestError."""

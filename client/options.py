@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from muxk.client.client import Client
 
 FAILED = 1
 """Exit code: the server refused, or something went wrong on the way."""
@@ -19,6 +23,24 @@ Endpoint = Annotated[
         "--endpoint",
         metavar="ENDPOINT",
         help="Where the server listens, e.g. tcp://127.0.0.1:5555. Default: the server you started.",
+    ),
+]
+Admin = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
+        metavar="PATH",
+        envvar="MUXK_ADMIN",
+        help="The server's admin socket. Default: the one beside its endpoint, or in the run directory.",
+    ),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        metavar="DIR",
+        envvar="MUXK_RUN_DIR",
+        help="The run directory of the server. Default: the one that servers of yours use.",
     ),
 ]
 Settings = Annotated[
@@ -43,6 +65,26 @@ def readable_errors() -> Iterator[None]:
         yield
     except ClientError as error:
         die(str(error))
+
+
+def operator_client(endpoint: str | None, run_dir: Path | None, admin: str | None) -> Client:
+    """A connection to the admin socket of a server. Raises ConnectError when it is not there."""
+    from muxk.client.address import find
+    from muxk.client.client import Client
+
+    address = find(endpoint, admin=admin, run_directory=run_dir)
+    return Client(address.checked_admin(), admin=address.admin)
+
+
+def observer_client(endpoint: str | None, run_dir: Path | None, admin: str | None) -> Client:
+    """As `operator_client`, or to the clients' socket of a server on another machine."""
+    from muxk.client.address import find
+    from muxk.client.client import Client
+
+    address = find(endpoint, admin=admin, run_directory=run_dir)
+    if address.has_admin or address.endpoint.startswith("ipc://"):
+        return operator_client(endpoint, run_dir, admin)
+    return Client(endpoint)
 
 
 def parse_settings(given: list[str] | None) -> dict[str, str]:

@@ -1,20 +1,23 @@
 """The protocol between a client and a muxk server, for people who write a client.
 
 Transport. ZeroMQ: the server binds one ROUTER socket, a client connects one DEALER socket. By default the
-endpoint is `ipc://` in a directory that only its user can enter; `tcp://127.0.0.1:PORT` on request. One
-ZeroMQ message has exactly one frame (no empty delimiter).
+endpoint is `ipc://` in a directory that only its user can enter; `tcp://127.0.0.1:PORT` on request, and off
+the machine only with CURVE keys. A second ROUTER socket, the admin socket, is always an ipc file:
+`PATH.admin` beside a client socket `ipc://PATH`, `tcp-PORT.admin` in the run directory for a server on tcp.
+One ZeroMQ message has exactly one frame (no empty delimiter), of at most 1 MiB towards the server.
 
 Encoding. Each frame is one MessagePack value: a map with the key `type`, which names the struct, and the
 struct's fields. Fields with a default may be left out. The server refuses unknown fields in commands;
 a client should ignore unknown fields in events. Nothing is ever pickled. A client sends one command a frame:
 
-    Hello  Submit  Abort  GetState  SwapPolicy  Drain
+    Hello  Submit  Abort  GetState                    on either socket
+    SwapPolicy  AbortAny  Drain                       on the admin socket only
 
 and the server answers with frames that hold a list of events (everything one decode step brought for this
 client comes in one frame):
 
     Welcome  Accepted  Prompt  Tokens  ChoiceFinished  Finished  Failed
-    DuplicateRequest  State  PolicySwapped  ProtocolError  Draining
+    DuplicateRequest  State  PolicySwapped  AbortedAny  ProtocolError  Draining
 
 An exchange, as JSON for reading (`->` to the server, `<-` from it):
 
@@ -55,7 +58,7 @@ Rules.
 - `Tokens.text` may lag behind `Tokens.token_ids`: it never splits a character and never shows a part of a
   stop string. The concatenation of all texts is the answer.
 - `Abort` is legal at any time; the request then ends with `Finished` and the reason `abort`.
-- `GetState` and `SwapPolicy` carry a `ticket` that comes back in the answer.
+- `GetState`, `SwapPolicy` and `AbortAny` carry a `ticket` that comes back in the answer.
 - A client that closes its connection, or stops answering ZeroMQ heartbeats, has its requests aborted.
 - What a client does not read is held back for it, 256 KiB at most; when there is more, or it has read nothing
   for 10 s, its requests are aborted, and `Failed` with the code `slow_reader` waits for it.
@@ -68,6 +71,8 @@ from __future__ import annotations
 from muxk.actors.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    AbortAny,
+    AbortedAny,
     Accepted,
     AnyCommand,
     ChatMessage,
@@ -96,6 +101,8 @@ from muxk.actors.protocol import (
 __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
+    "AbortAny",
+    "AbortedAny",
     "Accepted",
     "AnyCommand",
     "ChatMessage",

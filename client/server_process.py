@@ -74,9 +74,21 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**os.environ, "MUXK_RUN_DIR": str(Path(self._directory.name) / "run")},
+            env={**os.environ, "MUXK_RUN_DIR": str(self.run_directory)},
             start_new_session=True,
         )
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the child has its admin socket, and its client socket unless it listens on tcp."""
+        return Path(self._directory.name) / "run"
+
+    @property
+    def admin(self) -> str:
+        """The admin endpoint, once it is ready."""
+        from muxk.actors.rundir import admin_endpoint
+
+        return admin_endpoint(self.wait_ready(), self.run_directory)
 
     @property
     def pid(self) -> int:

@@ -16,6 +16,9 @@ from muxk.client.inbox import DELTAS_BOUND, UNREAD, UNREAD_BYTES_MAX, Inbox
 
 Value = TypeVar("Value")
 
+Reply = protocol.State | protocol.PolicySwapped | protocol.AbortedAny
+"""What carries the ticket of a question."""
+
 
 class Answer(Generic[Value]):
     """One value that arrives later, or the error that came instead."""
@@ -51,7 +54,7 @@ class Session:
         self._unread_bytes_max = unread_bytes_max
         self._decoder = msgspec.msgpack.Decoder(protocol.Frame)
         self._inboxes: dict[str, Inbox] = {}
-        self._answers: dict[int, Answer[protocol.State | protocol.PolicySwapped]] = {}
+        self._answers: dict[int, Answer[Reply]] = {}
         self._tickets = 0
         self._handlers: dict[type[protocol.Event], Callable[..., None]] = {
             protocol.Welcome: self._on_welcome,
@@ -64,6 +67,7 @@ class Session:
             protocol.DuplicateRequest: self._on_duplicate,
             protocol.State: self._on_answer,
             protocol.PolicySwapped: self._on_answer,
+            protocol.AbortedAny: self._on_answer,
             protocol.ProtocolError: self._on_protocol_error,
             protocol.Draining: self._on_draining,
         }
@@ -90,10 +94,10 @@ class Session:
         inbox = self._inboxes[request_id] = Inbox(self._deltas_bound, self._unread_bytes_max)
         return inbox
 
-    def open_question(self) -> tuple[int, Answer[protocol.State | protocol.PolicySwapped]]:
+    def open_question(self) -> tuple[int, Answer[Reply]]:
         """A new ticket and where its answer will be."""
         self._tickets += 1
-        answer: Answer[protocol.State | protocol.PolicySwapped] = Answer()
+        answer: Answer[Reply] = Answer()
         self._answers[self._tickets] = answer
         return self._tickets, answer
 
@@ -159,7 +163,7 @@ class Session:
     def _on_duplicate(self, event: protocol.DuplicateRequest, _now_ns: int) -> None:
         """Not terminal, and this client never sends a live id twice: the first request goes on."""
 
-    def _on_answer(self, event: protocol.State | protocol.PolicySwapped, _now_ns: int) -> None:
+    def _on_answer(self, event: Reply, _now_ns: int) -> None:
         if answer := self._answers.pop(event.ticket, None):
             answer.give(event)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import anyio
 import zmq
+from muxk.kernel.curve import CurveClient
 from zmq.utils.monitor import recv_monitor_message
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -34,20 +35,29 @@ HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAI
 class Wire:
     """A connection that is never remade: when the peer goes, `lost` says so and stays true."""
 
-    def __init__(self, endpoint: str, receive: Callable[[bytes], None]) -> None:
-        """`receive` is called with each frame. Raises zmq.ZMQError when the endpoint makes no sense."""
+    def __init__(
+        self, endpoint: str, receive: Callable[[bytes], None], curve: CurveClient | None = None
+    ) -> None:
+        """`receive` is called with each frame; `curve` is for a server that wants keys.
+
+        Raises zmq.ZMQError when the endpoint makes no sense.
+        """
         self._receive = receive
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         try:
             self._configure()
-            events = zmq.EVENT_CONNECTED | LOST | HANDSHAKE_FAILED
+            if curve is not None:
+                self._use_keys(curve)
+            events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | LOST | HANDSHAKE_FAILED
             self._monitor = self._socket.get_monitor_socket(events)
             self._socket.connect(endpoint)
         except (zmq.ZMQError, OSError):
             self._context.destroy(linger=0)
             raise
         self.connected = False
+        self.set_up = False
+        """The two sides understood each other, and the server let this client in."""
         self.lost = False
 
     def _configure(self) -> None:
@@ -59,6 +69,11 @@ class Wire:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+
+    def _use_keys(self, curve: CurveClient) -> None:
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve.server_public)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.keys.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve.keys.secret)
 
     def try_send(self, payload: bytes) -> bool:
         """Send one frame; False when too many wait. Frames that came meanwhile are received."""
@@ -88,6 +103,8 @@ class Wire:
                 return
             if event == zmq.EVENT_CONNECTED:
                 self.connected = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.set_up = True
             else:
                 self.drain()
                 self.lost = True

@@ -29,7 +29,7 @@ from muxk.kernel.actor import (
 from muxk.kernel.device import DevicePort
 from muxk.kernel.doorbell import Doorbell
 from muxk.kernel.inbox import Inbox, PostLanes
-from muxk.kernel.ingress import Ingress, check_gateway
+from muxk.kernel.ingress import Ingress, Source, check_gateway
 from muxk.kernel.messages import SendFrame
 from muxk.kernel.names import GATEWAY_NAME, INGRESS_NAME, UnknownRef
 from muxk.kernel.offload import OffloadPool
@@ -107,7 +107,8 @@ class RealtimeRuntime:
             tasks.start_soon(self._wait_for_doorbell)
             tasks.start_soon(self._wait_for_timers)
             if self._ingress is not None:
-                tasks.start_soon(self._wait_for_frames, self._ingress)
+                for source in self._ingress.sources:
+                    tasks.start_soon(self._wait_for_frames, source)
             self._doorbell.ring()
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
@@ -354,10 +355,10 @@ class RealtimeRuntime:
             self._doorbell.clear()
             self._turn()
 
-    async def _wait_for_frames(self, ingress: Ingress) -> None:
+    async def _wait_for_frames(self, source: Source) -> None:
         while True:
-            await anyio.wait_readable(ingress.fileno())
-            ingress.pending = True
+            await anyio.wait_readable(source.fileno())
+            source.pending = True
             self._turn()
 
     def _next_wake_ns(self) -> int | None:

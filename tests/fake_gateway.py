@@ -41,6 +41,8 @@ def talkative(command: protocol.Command) -> Frames:
             yield (protocol.State(ticket, {"server": {"policy": "muxwise", "tokens": 7}}),)
         case protocol.SwapPolicy(ticket=ticket):
             yield (protocol.PolicySwapped(ticket, True, "inflight", "abcdef0123456789", ""),)
+        case protocol.AbortAny(ticket=ticket):
+            yield (protocol.AbortedAny(ticket, 2),)
         case protocol.Drain():
             yield (protocol.Draining(),)
 
@@ -101,6 +103,7 @@ class FakeGateway:
         context = zmq.Context()
         socket = context.socket(zmq.ROUTER)
         socket.bind(self.endpoint)
+        socket.bind(f"{self.endpoint}.admin")
         self._bound.set()
         try:
             self._converse(socket)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import zmq
 from muxk.kernel.actor import Actor, ActorSpec, Message, Ref
-from muxk.kernel.ingress import PUMP_BYTES, PUMP_FRAMES, Ingress
+from muxk.kernel.front_socket import PUMP_BYTES, PUMP_FRAMES
+from muxk.kernel.ingress import Ingress
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow
 from muxk.kernel.realtime import BUSY_PUMP_EVERY, RealtimeRuntime
 
