@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gguf
@@ -13,6 +14,7 @@ from muxk.models.config import ModelConfig, config_from_gguf
 from muxk.models.errors import ModelError, damaged
 from muxk.models.gguf_blocks import QuantisedMatrix, quantised_matrix
 from muxk.models.gguf_file import GgufFile, GgufTensor
+from muxk.models.rope_scaling import FrequencyFactors
 from numpy.typing import NDArray
 
 GLOBAL_NAMES: Mapping[str, str] = {
@@ -20,6 +22,7 @@ GLOBAL_NAMES: Mapping[str, str] = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+ROPE_DIVISORS = "rope_freqs.weight"
 LAYER_NAMES: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -41,11 +44,9 @@ class GgufWeights:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self.path = file.path
-        has_head = GLOBAL_NAMES["lm_head.weight"] in file.tensors
-        self.config: ModelConfig = config_from_gguf(file.metadata, has_head, str(file.path))
-        if "rope_freqs.weight" in file.tensors:
-            raise ModelError(f"{file.path}: rope scaling by 'rope_freqs.weight' is not supported yet")
         self._data: NDArray[np.uint8] = np.memmap(file.path, dtype=np.uint8, mode="r")
+        config = config_from_gguf(file.metadata, file.tensors, str(file.path))
+        self.config: ModelConfig = self._with_frequency_factors(config)
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file, for progress."""
@@ -67,6 +68,20 @@ class GgufWeights:
         matrix = quantised_matrix(raw, entry.shape[0], gguf.GGMLQuantizationType(entry.type_number))
         order = self._order(name, entry)
         return matrix if matrix is None or order is None else matrix.rows(order)
+
+    def _with_frequency_factors(self, config: ModelConfig) -> ModelConfig:
+        """Llama 3.1 and later: the file holds what its scaling makes of each frequency."""
+        entry = self._file.tensors.get(ROPE_DIVISORS)
+        if entry is None:
+            return config
+        divisors = _dequantise(self._raw(entry), entry)
+        if config.rope_scaling is not None:
+            raise ModelError(
+                f"{self.path}: rope scaling by metadata and by {ROPE_DIVISORS!r} is not supported"
+            )
+        if divisors.shape != (config.head_dim // 2,) or not (divisors > 0).all():
+            raise damaged(self.path, f"{ROPE_DIVISORS!r} is not {config.head_dim // 2} positive numbers")
+        return replace(config, rope_scaling=FrequencyFactors(tuple(divisors.tolist())))
 
     def _raw(self, entry: GgufTensor) -> NDArray[np.uint8]:
         size = _stored_bytes(entry, self._file)

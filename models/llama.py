@@ -7,15 +7,17 @@ two lanes may run at once. Query, key and value projections are one product, and
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from muxk.models.config import ModelConfig
 from muxk.models.errors import ModelError, wrong_shape
+from muxk.models.gguf_blocks import QuantisedMatrix, concat
 from muxk.models.ops import Attention, Embedding, HeadNorms, Heads, KvLayer, Linear, Operators
-from muxk.models.weights import Progress, Weights
+from muxk.models.rope import rope_table
+from muxk.models.weights import Progress, QuantisedWeights, Weights
 from torch import Tensor
 from torch.nn import functional
 
@@ -69,6 +71,13 @@ class LlamaDecoder:
         """complex64[tokens, 1, head_dim / 2] for int64[tokens] positions, for attention."""
         return self._rope.index_select(0, positions)
 
+    def window(self, index: int) -> int | None:
+        """Tokens that a token sees in a layer, itself included; None where it sees all before it.
+
+        The attention given to `layer` has to keep to it. Pages that a window has passed stay in use.
+        """
+        return self.config.window(index)
+
     def layer(self, index: int, hidden: Tensor, attention: Attention, kv: KvLayer) -> Tensor:
         """Run one layer over float32[rows, hidden], which it changes in place and returns."""
         layer = self._layers[index]
@@ -88,27 +97,14 @@ class LlamaDecoder:
         hidden.add_(layer.down(self.operators.silu_mul(layer.gate_up(normed))))
 
 
-def rope_table(config: ModelConfig) -> Tensor:
-    """exp(i * position * theta^(-2j/dim)) for every position and pair j: complex64[positions, 1, dim / 2].
-
-    RoFormer, section 3.4.2. Angles are computed in float32 as transformers does.
-    """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    positions = torch.arange(config.max_context_tokens, dtype=torch.float32)
-    angles = positions[:, None] * frequencies
-    return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
-
-
 def load_decoder(weights: Weights, operators: Operators, progress: Progress | None = None) -> LlamaDecoder:
     """Read and pack every tensor. ModelError names a tensor that is missing or has a wrong shape."""
     config = weights.config
-    reader = _Reader(weights, progress)
+    packer = _Packer(_Reader(weights, progress), config, operators)
     with ThreadPoolExecutor(LOADING_THREADS) as pool:
-        ends = pool.submit(_load_ends, reader, config, operators)
+        ends = pool.submit(packer.ends)
         try:
-            load = partial(_load_layer, reader, config, operators)
-            layers = tuple(pool.map(load, range(config.layers)))
+            layers = tuple(pool.map(packer.layer, range(config.layers)))
             embedding, final_norm, head = ends.result()
         except ModelError:
             pool.shutdown(cancel_futures=True)
@@ -122,13 +118,15 @@ def tensor_names(config: ModelConfig) -> tuple[str, ...]:
     parts += ["self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
     if config.query_key_norm:
         parts += ["self_attn.q_norm", "self_attn.k_norm"]
+    biased = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"] if config.qkv_bias else []
+    biased += ["self_attn.o_proj"] if config.output_bias else []
+    biased += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] if config.mlp_bias else []
     names = ["model.embed_tokens.weight", "model.norm.weight"]
     if not config.tied_embeddings:
         names.append("lm_head.weight")
     for index in range(config.layers):
         names += [f"model.layers.{index}.{part}.weight" for part in parts]
-        if config.qkv_bias:
-            names += [f"model.layers.{index}.self_attn.{part}_proj.bias" for part in "qkv"]
+        names += [f"model.layers.{index}.{part}.bias" for part in biased]
     return tuple(names)
 
 
@@ -138,75 +136,141 @@ class _Reader:
     def __init__(self, weights: Weights, progress: Progress | None) -> None:
         self._weights = weights
         self._progress = progress
-        self._total = sum(weights.stored_bytes(name) for name in tensor_names(weights.config))
+        self._left = {name: weights.stored_bytes(name) for name in tensor_names(weights.config)}
+        self._total = sum(self._left.values())
         self._done = 0
         self._lock = threading.Lock()
 
     def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor in float32."""
         tensor = self._weights.tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise wrong_shape(self._weights.path, name, shape, tuple(tensor.shape))
-        with self._lock:
-            self._done += self._weights.stored_bytes(name)
-            if self._progress is not None:
-                self._progress(self._done, self._total, name)
+        self._taken(name, shape, tuple(tensor.shape))
         return tensor
 
+    def matrix(self, name: str, *shape: int) -> QuantisedMatrix | None:
+        """A matrix as the file holds it, None where it does not hold it in blocks."""
+        if not isinstance(self._weights, QuantisedWeights):
+            return None
+        matrix = self._weights.quantised(name)
+        if matrix is not None:
+            self._taken(name, shape, matrix.shape)
+        return matrix
 
-def _load_ends(
-    reader: _Reader, config: ModelConfig, operators: Operators
-) -> tuple[Embedding, Tensor, Linear]:
-    """What lies before and after the layers: embedding, final norm, head."""
-    table = reader.take("model.embed_tokens.weight", config.vocabulary, config.hidden)
-    head = table
-    if not config.tied_embeddings:
-        head = reader.take("lm_head.weight", config.vocabulary, config.hidden)
-    final_norm = reader.take("model.norm.weight", config.hidden)
-    return operators.embedding(table), final_norm, operators.linear(head, None)
-
-
-def _load_layer(reader: _Reader, config: ModelConfig, operators: Operators, index: int) -> DecoderLayer:
-    place = f"model.layers.{index}"
-    hidden, inner = config.hidden, config.intermediate
-    gate = reader.take(f"{place}.mlp.gate_proj.weight", inner, hidden)
-    up = reader.take(f"{place}.mlp.up_proj.weight", inner, hidden)
-    down = reader.take(f"{place}.mlp.down_proj.weight", hidden, inner)
-    output = reader.take(f"{place}.self_attn.o_proj.weight", hidden, config.query_width)
-    return DecoderLayer(
-        input_norm=reader.take(f"{place}.input_layernorm.weight", hidden),
-        qkv=_load_qkv(reader, config, operators, f"{place}.self_attn"),
-        head_norms=_load_head_norms(reader, config, f"{place}.self_attn"),
-        output=operators.linear(output, None),
-        mlp_norm=reader.take(f"{place}.post_attention_layernorm.weight", hidden),
-        gate_up=operators.linear(torch.cat([gate, up]), None),
-        down=operators.linear(down, None),
-    )
+    def _taken(self, name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> None:
+        if found != wanted:
+            raise wrong_shape(self._weights.path, name, wanted, found)
+        with self._lock:
+            self._done += self._left.pop(name, 0)  # Some are taken twice, such as tied embeddings.
+            if self._progress is not None:
+                self._progress(self._done, self._total, name)
 
 
-def _load_qkv(reader: _Reader, config: ModelConfig, operators: Operators, place: str) -> Linear:
-    """The three projections as one product, queries and keys with interleaved heads."""
-    widths = (("q", config.query_width), ("k", config.kv_width), ("v", config.kv_width))
-    weights = [reader.take(f"{place}.{part}_proj.weight", width, config.hidden) for part, width in widths]
-    biases: list[Tensor] = []
-    if config.qkv_bias:
-        biases = [reader.take(f"{place}.{part}_proj.bias", width) for part, width in widths]
-    return operators.linear(
-        torch.cat(_interleaved_qk(weights, config)),
-        torch.cat(_interleaved_qk(biases, config)) if biases else None,
-    )
+@dataclass(frozen=True)
+class _Projection:
+    """A weight, one of those that make a product together, and its bias."""
+
+    name: str
+    rows: int
+    biased: bool = False
+    interleaved_dim: int | None = None
+    """The size of the heads that its rows are, where they are to be interleaved."""
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        return rows if self.interleaved_dim is None else interleave_heads(rows, self.interleaved_dim)
+
+    def ordered_matrix(self, matrix: QuantisedMatrix) -> QuantisedMatrix:
+        if self.interleaved_dim is None:
+            return matrix
+        return matrix.rows(interleave_heads(torch.arange(self.rows), self.interleaved_dim).numpy())
 
 
-def _load_head_norms(reader: _Reader, config: ModelConfig, place: str) -> HeadNorms | None:
-    if not config.query_key_norm:
-        return None
-    norms = [reader.take(f"{place}.{part}_norm.weight", config.head_dim) for part in "qk"]
-    return HeadNorms(*(interleave_heads(norm, config.head_dim) for norm in norms))
+class _Packer:
+    """Makes the products of a decoder from the tensors of a checkpoint."""
 
+    def __init__(self, reader: _Reader, config: ModelConfig, operators: Operators) -> None:
+        self._reader = reader
+        self._config = config
+        self._operators = operators
 
-def _interleaved_qk(qkv: list[Tensor], config: ModelConfig) -> list[Tensor]:
-    """Queries and keys with interleaved heads, values as they are."""
-    dims = config.head_dim
-    return [interleave_heads(part, dims) for part in qkv[:2]] + qkv[2:]
+    def ends(self) -> tuple[Embedding, Tensor, Linear]:
+        """What lies before and after the layers: embedding, final norm, head."""
+        config = self._config
+        table = self._reader.take("model.embed_tokens.weight", config.vocabulary, config.hidden)
+        final_norm = self._reader.take("model.norm.weight", config.hidden)
+        return self._operators.embedding(table), final_norm, self._head(table)
+
+    def _head(self, table: Tensor) -> Linear:
+        """The product that makes logits; a tied one in float32 shares the memory of the embedding."""
+        config = self._config
+        if not config.tied_embeddings:
+            return self._linear(config.hidden, _Projection("lm_head", config.vocabulary))
+        tied = [_Projection("model.embed_tokens", config.vocabulary)]
+        quantised = self._quantised_linear(config.hidden, tied, None)
+        return self._operators.linear(table, None) if quantised is None else quantised
+
+    def layer(self, index: int) -> DecoderLayer:
+        config, place = self._config, f"model.layers.{index}"
+        hidden, inner, mlp_bias = config.hidden, config.intermediate, config.mlp_bias
+        output = _Projection(f"{place}.self_attn.o_proj", hidden, config.output_bias)
+        gate_up = [_Projection(f"{place}.mlp.{part}_proj", inner, mlp_bias) for part in ("gate", "up")]
+        return DecoderLayer(
+            input_norm=self._reader.take(f"{place}.input_layernorm.weight", hidden),
+            qkv=self._qkv(f"{place}.self_attn"),
+            head_norms=self._head_norms(f"{place}.self_attn"),
+            output=self._linear(config.query_width, output),
+            mlp_norm=self._reader.take(f"{place}.post_attention_layernorm.weight", hidden),
+            gate_up=self._linear(hidden, *gate_up),
+            down=self._linear(inner, _Projection(f"{place}.mlp.down_proj", hidden, mlp_bias)),
+        )
+
+    def _qkv(self, place: str) -> Linear:
+        """The three projections as one product, queries and keys with interleaved heads."""
+        config, dims, biased = self._config, self._config.head_dim, self._config.qkv_bias
+        return self._linear(
+            config.hidden,
+            _Projection(f"{place}.q_proj", config.query_width, biased, dims),
+            _Projection(f"{place}.k_proj", config.kv_width, biased, dims),
+            _Projection(f"{place}.v_proj", config.kv_width, biased),
+        )
+
+    def _head_norms(self, place: str) -> HeadNorms | None:
+        dims = self._config.head_dim
+        if not self._config.query_key_norm:
+            return None
+        norms = [self._reader.take(f"{place}.{part}_norm.weight", dims) for part in "qk"]
+        return HeadNorms(*(interleave_heads(norm, dims) for norm in norms))
+
+    def _linear(self, columns: int, *projections: _Projection) -> Linear:
+        """One product of weights one above the other, as the file holds them if these operators can."""
+        bias = self._bias(projections)
+        quantised = self._quantised_linear(columns, projections, bias)
+        if quantised is not None:
+            return quantised
+        weights = [self._reader.take(f"{part.name}.weight", part.rows, columns) for part in projections]
+        ordered = [part.ordered(weight) for part, weight in zip(projections, weights, strict=True)]
+        return self._operators.linear(torch.cat(ordered), bias)
+
+    def _bias(self, projections: Sequence[_Projection]) -> Tensor | None:
+        """Projections that make one product either all have a bias or none."""
+        taken = [part for part in projections if part.biased]
+        assert len(taken) in (0, len(projections)), projections
+        biases = [part.ordered(self._reader.take(f"{part.name}.bias", part.rows)) for part in taken]
+        return torch.cat(biases) if biases else None
+
+    def _quantised_linear(
+        self, columns: int, projections: Sequence[_Projection], bias: Tensor | None
+    ) -> Linear | None:
+        """None where the file has no blocks, the operators take none, or float32 was asked for."""
+        if self._operators.dtype == "float32":
+            return None
+        matrices: list[QuantisedMatrix] = []
+        for part in projections:
+            matrix = self._reader.matrix(f"{part.name}.weight", part.rows, columns)
+            if matrix is None:
+                return None
+            matrices.append(part.ordered_matrix(matrix))
+        quantised_linear = getattr(self._operators, "quantised_linear", None)
+        return None if quantised_linear is None else quantised_linear(concat(matrices), bias)
 
 
 def interleave_heads(rows: Tensor, head_dim: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from muxk.models.config import ModelConfig
 from muxk.models.llama import tensor_names
+from muxk.models.rope_scaling import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from muxk.models.weights import Weights
 
 
@@ -24,6 +25,9 @@ def as_transformers_model(weights: Weights) -> Any:
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
     model.tie_weights()
+    if isinstance(config.rope_scaling, FrequencyFactors):  # A form that no `config.json` has.
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq / torch.tensor(config.rope_scaling.divisors)
     return model
 
 
@@ -39,13 +43,53 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_context_tokens,
         "rms_norm_eps": config.rms_epsilon,
         "tie_word_embeddings": config.tied_embeddings,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": {"rope_theta": config.rope_theta, **_rope_settings(config)},
+        "attention_bias": config.output_bias,
+        "mlp_bias": config.mlp_bias,
         "attn_implementation": "sdpa",
         "dtype": torch.float32,
-        **({"sliding_window": None} if config.architecture == "mistral" else {}),
+        **_window_settings(config),
         "bos_token_id": None,
         "eos_token_id": None,
     }
+
+
+def _rope_settings(config: ModelConfig) -> dict[str, Any]:
+    match config.rope_scaling:
+        case LinearScaling(factor):
+            return {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling(factor, low, high, original):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+        case YarnScaling(factor, original, attention_factor, fast, slow, truncate):
+            return {
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original,
+                "attention_factor": attention_factor,
+                "beta_fast": fast,
+                "beta_slow": slow,
+                "truncate": truncate,
+            }
+        case _:
+            return {"rope_type": "default"}
+
+
+def _window_settings(config: ModelConfig) -> dict[str, Any]:
+    """Only mistral and qwen have windows; mistral the same one in every layer."""
+    sizes = [config.window(index) for index in range(config.layers)]
+    size = next((size for size in sizes if size is not None), None)
+    if config.architecture == "mistral":
+        return {"sliding_window": size}
+    if size is None:
+        return {}
+    kinds = ["full_attention" if size is None else "sliding_attention" for size in sizes]
+    return {"use_sliding_window": True, "sliding_window": size, "layer_types": kinds}
 
 
 def greedy_output(model: Any, prompt: list[int], steps: int) -> list[int]:
