@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from muxk.client import submit_options as options
 from muxk.client.options import USAGE, AsJson, Endpoint, die, readable_errors
 
 if TYPE_CHECKING:
     from muxk.client.client import Client, Stream
     from muxk.client.commands import Sampling
-
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Stop after this many tokens. Default: the room left in the context.")
-]
-Temperature = Annotated[
-    float, typer.Option(help="0 always takes the likeliest token; higher is more random.")
-]
-TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens that add up to this share.")]
-TopK = Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0 is off.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+    from muxk.client.completion import Delta, Logprob
 
 
 def submit(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to go on from; - reads stdin.")],
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    seed: Seed = None,
-    stop: Stop = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on to --max-tokens, whatever the model says.")
-    ] = False,
-    priority: Annotated[int, typer.Option(help="Lower is sooner, where the policy looks at it.")] = 0,
-    as_chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a user's message, not as raw text.")
-    ] = False,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    n: options.Choices = 1,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopToken = None,
+    include_stop_str_in_output: options.IncludeStop = False,
+    min_tokens: options.MinTokens = 0,
+    ignore_eos: options.IgnoreEos = False,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    logit_bias: options.LogitBias = None,
+    logprobs: options.Logprobs = None,
+    prompt_logprobs: options.PromptLogprobs = None,
+    echo: options.Echo = False,
+    truncate_prompt_tokens: options.Truncate = None,
+    keep_special_tokens: options.KeepSpecial = False,
+    priority: options.Priority = 0,
+    deadline: options.Deadline = None,
+    request_class: options.RequestClass = "",
+    as_chat: options.AsChat = False,
+    as_token_ids: options.AsTokenIds = False,
     endpoint: Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,22 +52,19 @@ def submit(
     from muxk.client.client import Client
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    sampling: Sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": list(stop) if stop else None,
-        "ignore_eos": ignore_eos,
-        "priority": priority,
-    }
+    sampling = options.sampling_of(context.params)
+    token_ids = options.token_ids_of(text) if as_token_ids else None
     with readable_errors(), Client(endpoint) as client:
         if as_chat:
             stream = client.submit(messages=[{"role": "user", "content": text}], **sampling)
+        elif token_ids is not None:
+            stream = client.submit(token_ids=token_ids, **sampling)
         else:
             stream = client.submit(text, **sampling)
-        _finish_as_json(stream) if as_json else _print_stream(stream)
+        if as_json:
+            _finish_as_json(stream)
+        else:
+            _show(stream, wait=n > 1)
 
 
 def _finish_as_json(stream: Stream) -> None:
@@ -70,9 +73,36 @@ def _finish_as_json(stream: Stream) -> None:
     typer.echo(msgspec.json.encode(stream.result()).decode())
 
 
+def _show(stream: Stream, wait: bool) -> None:
+    """The answer as it comes, or all answers at the end; then what else there is to say."""
+    if not wait:
+        _print_stream(stream)
+    result = stream.result()
+    if wait:
+        shown = "" if result.prompt is None else result.prompt.text
+        for choice in result.choices:
+            typer.echo(f"--- choice {choice.index} ({choice.finish_reason})\n{shown}{choice.text}")
+    if result.prompt is not None:
+        _print_logprobs("prompt", result.prompt.logprobs)
+    for choice in result.choices:
+        _print_logprobs(f"choice {choice.index}", choice.logprobs)
+    for note in result.notes:
+        typer.echo(f"muxk: note: {note}", err=True)
+
+
+def _print_logprobs(title: str, entries: Sequence[Logprob]) -> None:
+    """A line for each token: its log-probability, its rank, and the likeliest ones."""
+    if entries:
+        typer.echo(f"--- log-probabilities, {title}")
+    for entry in entries:
+        top = "  ".join(f"{other.token!r} {other.logprob:.3f}" for other in entry.top)
+        typer.echo(f"{entry.token!r:<16} {entry.logprob:9.3f}  rank {entry.rank:<6} {top}")
+
+
 def _print_stream(stream: Stream) -> None:
-    """Text as it comes; Ctrl-C aborts the request and keeps what was printed."""
+    """Text as it comes, with the prompt first; Ctrl-C aborts the request and keeps what was printed."""
     try:
+        _print_prompt(stream, next(stream, None))
         for delta in stream:
             typer.echo(delta.text, nl=False)
             sys.stdout.flush()
@@ -83,14 +113,23 @@ def _print_stream(stream: Stream) -> None:
     typer.echo()
 
 
+def _print_prompt(stream: Stream, first: Delta | None) -> None:
+    """The prompt, which is there once the first output is, or the end."""
+    if stream.prompt is not None:
+        typer.echo(stream.prompt.text, nl=False)
+    if first is not None:
+        typer.echo(first.text, nl=False)
+        sys.stdout.flush()
+
+
 def chat(
     system: Annotated[
         str | None, typer.Option(help="Instructions that come before the conversation.")
     ] = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
-    seed: Seed = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 0.95,
+    seed: options.Seed = None,
     endpoint: Endpoint = None,
 ) -> None:
     """Talk to the model. Ctrl-C stops an answer; /new starts over; /quit or Ctrl-D leaves."""
