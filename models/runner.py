@@ -8,6 +8,7 @@ parked prefills and carried tokens, each under a lock.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,9 @@ from muxk.models.sampling_logprobs import prompt_logprobs
 from numpy.typing import NDArray
 from torch import Tensor
 
+MakeAttention = Callable[[int | None], Attention]
+"""The attention of a call for layers with a window, or without."""
+
 
 @dataclass
 class _Parked:
@@ -41,7 +45,8 @@ class _Parked:
     chunk: Chunk
     hidden: Tensor
     """float32[rows, hidden]: the input of layer `next_layer`, padding rows at its end."""
-    attention: Attention
+    attentions: tuple[Attention, ...]
+    """One for each layer."""
     next_layer: int
 
 
@@ -53,7 +58,7 @@ class _Step:
     """The row of the work that each row is."""
     tokens: NDArray[np.int32]
     positions: NDArray[np.int32]
-    attention: Attention
+    table: NDArray[np.int32]
 
 
 class ModelRunner:
@@ -65,6 +70,7 @@ class ModelRunner:
         self.decoder = decoder
         config = decoder.config
         self._layers = config.layers
+        self._windows = tuple(decoder.window(index) for index in range(config.layers))
         self._pages = pages
         self.kv: tuple[KvLayer, ...] = tuple(
             decoder.operators.kv_layer(pages, config.kv_heads, config.head_dim) for _ in range(config.layers)
@@ -121,11 +127,7 @@ class ModelRunner:
     @torch.inference_mode()
     def decode(self, work: DecodeWork) -> StepOutput:
         """Run one whole step; one token a row. CarriedTokensMissingError when it wants tokens not kept."""
-        step = self._step(
-            self._carried.fed(work),
-            int32_array(work.positions),
-            _page_table(work.page_table, work.pages_per_row),
-        )
+        step = self._step_of(work)
         return self._decode_output(work, step, self._step_logits(step))
 
     @torch.inference_mode()
@@ -135,17 +137,14 @@ class ModelRunner:
         Tokens are those of `decode` and `prefill` by themselves: the products take all rows at once, and a
         row's result does not depend on the others.
         """
-        step = self._step(
-            self._carried.fed(decode),
-            int32_array(decode.positions),
-            _page_table(decode.page_table, decode.pages_per_row),
-        )
+        step = self._step_of(decode)
         rows = decode.rows
         chunk = chunk_of(work, tokens)
+        decoded, prefilled = self._step_attention(step), self._chunk_attention(chunk)
         state = _Parked(
             chunk=chunk,
             hidden=self.decoder.embed(_indices(np.concatenate([step.tokens, chunk.tokens]))),
-            attention=FusedAttention(rows, step.attention, self._chunk_attention(chunk)),
+            attentions=self._attentions(lambda w: FusedAttention(rows, decoded(w), prefilled(w))),
             next_layer=0,
         )
         self._run_layers(state, self._layers)
@@ -199,23 +198,42 @@ class ModelRunner:
         self._run_layers(state, self._layers)
         return state.hidden[: len(chunk.tokens)]
 
+    def _step_of(self, work: DecodeWork) -> _Step:
+        table = int32_array(work.page_table).reshape(work.rows, work.pages_per_row)
+        return self._step(self._carried.fed(work), int32_array(work.positions), table)
+
     def _step(
         self, tokens: NDArray[np.int32], positions: NDArray[np.int32], table: NDArray[np.int32]
     ) -> _Step:
-        decoder = self.decoder
         order = np.argsort(positions, kind="stable")
-        positions = positions[order]
-        attention = decoder.operators.decode_attention(
-            table[order], positions, decoder.heads, decoder.rotation(_indices(positions))
-        )
-        return _Step(order, tokens[order], positions, attention)
+        return _Step(order, tokens[order], positions[order], table[order])
 
     def _step_logits(self, step: _Step) -> Tensor:
         decoder = self.decoder
         hidden = decoder.embed(_indices(step.tokens))
+        attentions = self._attentions(self._step_attention(step))
         for index, kv in enumerate(self.kv):
-            hidden = decoder.layer(index, hidden, step.attention, kv)
+            hidden = decoder.layer(index, hidden, attentions[index], kv)
         return decoder.head(hidden)[: len(step.order)]
+
+    def _step_attention(self, step: _Step) -> MakeAttention:
+        decoder = self.decoder
+        rotation = decoder.rotation(_indices(step.positions))
+        return lambda window: decoder.operators.decode_attention(
+            step.table, step.positions, decoder.heads, rotation, window
+        )
+
+    def _chunk_attention(self, chunk: Chunk) -> MakeAttention:
+        decoder = self.decoder
+        rotation = decoder.rotation(_indices(row_positions(chunk.new_tokens, chunk.reused_tokens)))
+        return lambda window: decoder.operators.prefill_attention(
+            chunk.table, chunk.new_tokens, chunk.reused_tokens, decoder.heads, rotation, window
+        )
+
+    def _attentions(self, make: MakeAttention) -> tuple[Attention, ...]:
+        """The attention of each layer: one object for all layers of a window."""
+        made = {window: make(window) for window in set(self._windows)}
+        return tuple(made[window] for window in self._windows)
 
     def _decode_output(self, work: DecodeWork, step: _Step, logits: Tensor) -> StepOutput:
         """Sample one token a row, and keep them for a step that was launched before the host knows them."""
@@ -233,19 +251,12 @@ class ModelRunner:
 
     def _state(self, chunk: Chunk) -> _Parked:
         hidden = self.decoder.embed(_indices(chunk.tokens))
-        return _Parked(chunk=chunk, hidden=hidden, attention=self._chunk_attention(chunk), next_layer=0)
-
-    def _chunk_attention(self, chunk: Chunk) -> Attention:
-        decoder = self.decoder
-        rotation = decoder.rotation(_indices(row_positions(chunk.new_tokens, chunk.reused_tokens)))
-        return decoder.operators.prefill_attention(
-            chunk.table, chunk.new_tokens, chunk.reused_tokens, decoder.heads, rotation
-        )
+        return _Parked(chunk, hidden, self._attentions(self._chunk_attention(chunk)), next_layer=0)
 
     def _run_layers(self, state: _Parked, last_layer: int) -> None:
         for index in range(state.next_layer, last_layer):
-            kv = self.kv[index]
-            state.hidden = self.decoder.layer(index, state.hidden, state.attention, kv)
+            attention, kv = state.attentions[index], self.kv[index]
+            state.hidden = self.decoder.layer(index, state.hidden, attention, kv)
         state.next_layer = last_layer
 
     def _logits_at(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
@@ -271,10 +282,6 @@ class ModelRunner:
     def _unpark(self, batch_id: int) -> _Parked:
         with self._lock:
             return self._parked.pop(batch_id)
-
-
-def _page_table(column: bytes, pages_per_row: int) -> NDArray[np.int32]:
-    return int32_array(column).reshape(-1, pages_per_row)
 
 
 def _indices(values: NDArray[np.integer]) -> Tensor:
