@@ -145,7 +145,7 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
     with ExitStack() as stack:
         try:
             claims = stack.enter_context(EndpointClaims(directory))
-            ingress = _new_ingress(options, endpoint, directory, claims)
+            ingress = new_ingress(options, endpoint, directory, claims)
         except (RunDirectoryError, OSError) as error:
             raise StartupError(str(error)) from error
         backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
@@ -153,7 +153,7 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
         return anyio.run(_serve, options, backend, policy, ingress, directory, progress, ready)
 
 
-def _new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: EndpointClaims) -> Ingress:
+def new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: EndpointClaims) -> Ingress:
     """Not open yet. An ipc endpoint is claimed now, before a model is loaded; a port once it is known."""
     if endpoint.startswith("ipc://"):
         claims.claim(endpoint)

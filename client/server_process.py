@@ -45,6 +45,8 @@ class ServerProcess:
         model: str | None = None,
         dtype: str = "auto",
         endpoint: str | None = None,
+        allow_remote: bool = False,
+        keys: Path | None = None,
         kv_tokens: int | None = None,
         max_queue: int | None = None,
     ) -> None:
@@ -55,12 +57,14 @@ class ServerProcess:
             "--model": model,
             "--dtype": dtype,
             "--endpoint": endpoint,
+            "--keys": keys,
             "--kv-tokens": kv_tokens,
             "--max-queue": max_queue,
         }
         command = [sys.executable, "-m", "muxk.client.cli", "run", policy, "--supervised"]
         for name, value in options.items():
             command += [] if value is None else [name, str(value)]
+        command += ["--allow-remote"] if allow_remote else []
         for key, text in (settings or {}).items():
             command += ["--set", f"{key}={text}"]
         self._stderr = (Path(self._directory.name) / "stderr.log").open("w+b")
