@@ -110,7 +110,8 @@ class Admission(Actor):
             self._refuse(request, "overloaded", f"{bound} requests wait already, the bound of the queue")
             return
         self.state.accepted += 1
-        self.send(self._refs.gateway, RequestAccepted(request.request_id, request.prompt_tokens))
+        accepted = RequestAccepted(request.request_id, request.prompt_tokens, request.notes)
+        self.send(self._refs.gateway, accepted)
         self._enqueue(request)
 
     def _with_limits(self, message: AdmitRequest) -> Request:
@@ -120,8 +121,28 @@ class Admission(Actor):
         if not message.max_tokens_given:
             room = max(1, self._max_context_tokens - request.prompt_tokens)
             params = msgspec.structs.replace(params, max_tokens=room)
-        deadline_ns = request.arrival_ns + self.state.policy.ttft_slo_ns(request.prompt_tokens)
-        return msgspec.structs.replace(request, params=params, deadline_ns=deadline_ns)
+        wait_ns = request.deadline_given_ns
+        if wait_ns is None:
+            wait_ns = self.state.policy.ttft_slo_ns(request.prompt_tokens)
+        return msgspec.structs.replace(
+            request, params=params, deadline_ns=request.arrival_ns + wait_ns, notes=self._notes(request)
+        )
+
+    def _notes(self, request: Request) -> tuple[str, ...]:
+        """What the client asked for and the policy in force takes no account of."""
+        policy = self.state.policy
+        notes = []
+        if request.priority and not policy.reads_priority:
+            notes.append(f"priority has no effect: no rule of the policy {policy.name} looks at it")
+        if request.deadline_given_ns is not None and not policy.reads_deadline:
+            notes.append(f"deadline has no effect: no rule of the policy {policy.name} looks at it")
+        if request.request_class and request.request_class not in policy.known_classes:
+            known = ", ".join(policy.known_classes) or "none"
+            notes.append(
+                f"class {request.request_class!r} has no effect: the policy {policy.name} has "
+                f"these classes: {known}"
+            )
+        return tuple(notes)
 
     def _never_fits(self, request: Request, max_tokens_given: bool) -> str | None:
         limit = self._max_context_tokens
@@ -315,6 +336,7 @@ def request_view(request: Request) -> RequestView:
         pages=_prefill_tokens(request) // PAGE_SIZE + 1,
         priority=request.priority,
         recomputes=request.recomputes,
+        request_class=request.request_class,
     )
 
 
@@ -332,4 +354,6 @@ def candidate_view(request: Request, layers: int) -> PrefillView:
         deadline_ns=request.deadline_ns,
         depth=0,
         preemptions=0,
+        tokens_left=tokens,
+        pairs_left=attention_pairs((tokens,), (0,)),
     )

@@ -2,9 +2,11 @@
 
 Requests join after prefill and leave at their end; each step is one work for the arbiter and one message to
 the tokenizer. Pages are asked for ahead of need; when the pool is exhausted the policy's victim is computed
-again later, with the same tokens. Invariants: at most one step is outstanding; a row leaves, and its pages go
-back, only when no step that was submitted with it can still run; the arbiter's step or batch always gets
-exactly one answer, `SubmitDecode` or `DecodeIdle`.
+again later, with the same tokens. Where the device can, the next step is submitted while one runs, and takes
+its tokens there; a row that ends in the first then wastes a token of the second. Invariants: at most one step
+is outstanding behind the one on a lane; a row leaves, and its pages go back, only when no step that was
+submitted with it can still run; the arbiter's step or batch always gets exactly one answer, `SubmitDecode` or
+`DecodeIdle`, unless a step is outstanding already.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import msgspec
 from muxk.actors.admission import request_view
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
+from muxk.actors.decode_steps import Steps
 from muxk.actors.messages import (
     AbortRequest,
     EmittedRow,
@@ -37,11 +40,12 @@ from muxk.kernel.messages import (
     PolicyChanged,
     ReportState,
     StateReported,
+    StepLaunched,
     SubmitDecode,
 )
 from muxk.kernel.policy import Policy, PolicyBook
 from muxk.kernel.view import RequestView
-from muxk.kernel.work import int32_array, int32_bytes
+from muxk.kernel.work import RowLogprobs, int32_array, int32_bytes
 
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
@@ -53,11 +57,9 @@ GROW_AHEAD_TOKENS = 8
 class DecodeActorState:
     policy: Policy
     batch: DecodeBatch = field(default_factory=DecodeBatch)
-    step_id: int = 0
-    versions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Requests in each submitted version of the outstanding step; empty when none is outstanding."""
-    held: list[EmittedRow] = field(default_factory=list)
-    """First tokens that wait for the end of the step in flight; at most one a row."""
+    flow: Steps = field(default_factory=Steps)
+    held: list[tuple[int, EmittedRow]] = field(default_factory=list)
+    """First tokens that wait for the end of a step in flight, with its id; at most one a row."""
     steps: int = 0
     tokens: int = 0
     recomputes: int = 0
@@ -76,83 +78,117 @@ class Decode(Actor):
         self.state = DecodeActorState(policy=book[policy_sha])
 
     def on_join_decode(self, message: JoinDecode) -> None:
-        emitted: list[EmittedRow] = []
-        for reserved, token in zip(message.requests, int32_array(message.tokens).tolist(), strict=True):
-            row = self.state.batch.add(reserved, token)
-            emitted.append(self._account(row, token))
-        if self.state.versions:
-            if message.requests:
-                self._submit()  # a newer version of the step that waits, or ignored if it runs already
-        else:
+        """New rows, and what the decode step brought that ran in the same item, if it was a fused one."""
+        stepped = [] if message.step is None else self._take_step(message.step)
+        joined = self._add_rows(message)
+        if not self.state.flow.outstanding:
             self._next_step()
-        if self.state.versions and message.decode_running:
-            self._hold(emitted)
-        else:
-            self._emit(emitted)
+        elif message.requests or stepped:
+            self._submit()  # a newer version of the step that waits, or ignored if it runs already
+        self._hold_or_emit(stepped, joined, message)
         self._settle()
 
-    def _hold(self, emitted: list[EmittedRow]) -> None:
+    def _add_rows(self, message: JoinDecode) -> list[EmittedRow]:
+        logprobs = {found.row: (found,) for found in message.logprobs}
+        joined = []
+        for place, token in enumerate(int32_array(message.tokens).tolist()):
+            row = self.state.batch.add(message.requests[place], token, self._end_ids)
+            prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
+            joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
+        return joined
+
+    def _hold_or_emit(self, stepped: list[EmittedRow], joined: list[EmittedRow], message: JoinDecode) -> None:
         """Send first tokens with those of the step that runs, as an engine does that works in steps.
 
         Sent at once they would be followed by what is left of this step and the whole next one: the longest
         gap of the request, and right at its beginning.
         """
-        self.state.held += [row for row in emitted if row.finish_reason is None]
-        self._emit([row for row in emitted if row.finish_reason is not None])
+        running = self.state.flow.running(message.decode_running)
+        if running is None:
+            self._emit(stepped + joined)
+            return
+        self.state.held += [(running, row) for row in joined if row.finish_reason is None]
+        self._emit(stepped + [row for row in joined if row.finish_reason is not None])
 
-    def on_decode_step_done(self, message: DecodeStepDone) -> None:
-        requests = self._end_step(message.version)
-        emitted: list[EmittedRow] = []
-        rows = self.state.batch.rows
-        for request_id, token in zip(requests, int32_array(message.tokens).tolist(), strict=True):
-            row = rows[request_id]
-            if row.ending is None:
-                self.state.batch.advance(row, token)
-                emitted.append(self._account(row, token))
-        self.state.steps += 1
-        # The next step first: what follows runs while it does.
-        self._next_step()
-        self._emit(self._held() + emitted)
+    def on_step_launched(self, message: StepLaunched) -> None:
+        """Submit the step after one that runs with this version: it takes its tokens on the device."""
+        if not self.state.flow.launch(message.step_id, message.version, self.state.batch.rows):
+            self.state.late_events += 1
+            return
+        self._submit()
         self._settle()
 
+    def on_decode_step_done(self, message: DecodeStepDone) -> None:
+        emitted = self._take_step(message)
+        # The next step first: what follows runs while it does.
+        self._go_on(emitted)
+        self._emit(emitted)
+        self._settle()
+
+    def _take_step(self, message: DecodeStepDone) -> list[EmittedRow]:
+        """Advance the rows of a step that ended."""
+        requests = self.state.flow.end(message.step_id, message.version, self.state.batch.rows)
+        logprobs = {found.row: (found,) for found in message.logprobs}
+        emitted = self._held(message.step_id)
+        rows = self.state.batch.rows
+        for place, token in enumerate(int32_array(message.tokens).tolist()):
+            row = rows[requests[place]]
+            if row.ending is None:
+                self.state.batch.advance(row, token)
+                emitted.append(self._account(row, token, logprobs.get(place, ()), ()))
+        self.state.steps += 1
+        return emitted
+
     def on_decode_failed(self, message: DecodeFailed) -> None:
-        for request_id in self._end_step(message.version):
-            row = self.state.batch.rows[request_id]
+        rows = self.state.batch.rows
+        for request_id in self.state.flow.end(message.step_id, message.version, rows):
+            row = rows[request_id]
             if row.ending is None:
                 row.ending = Ending(keep=False, recompute=False)
                 failed = RequestFailed(request_id, "engine_failed", f"decode failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
-        self._next_step()
-        self._emit(self._held())
+        emitted = self._held(message.step_id)
+        self._go_on(emitted)
+        self._emit(emitted)
         self._settle()
 
-    def _end_step(self, version: int) -> tuple[int, ...]:
-        """The requests of the version that ran; no version of this step can run any more."""
-        versions = self.state.versions
-        for requests in versions.values():
-            for request_id in requests:
-                self.state.batch.rows[request_id].steps -= 1
-        requests = versions[version]
-        versions.clear()
-        return requests
-
-    def _account(self, row: Row, token: int) -> EmittedRow:
+    def _account(
+        self,
+        row: Row,
+        token: int,
+        logprobs: tuple[RowLogprobs, ...],
+        prompt_logprobs: tuple[RowLogprobs, ...],
+    ) -> EmittedRow:
         """Note a new token and see whether it ends the request."""
         self.state.tokens += 1
         params = row.request.params
+        stop_token: int | None = None
         reason: str | None = None
-        if token in self._end_ids and not params.ignore_eos:
-            reason = "stop"
-        elif len(row.generated) >= params.max_tokens:
+        if len(row.generated) > params.min_tokens or not params.min_tokens:
+            if token in params.stop_token_ids:
+                reason, stop_token = "stop", token
+            elif token in self._end_ids and not params.ignore_eos:
+                reason = "stop"
+        if reason is None and len(row.generated) >= params.max_tokens:
             reason = "length"
         if reason is not None:
             keep = self.state.policy.retain(self._view(row))
             row.ending = Ending(keep=keep, recompute=False)
-        return EmittedRow(row.request.request_id, (token,), reason, row.reused_tokens)
+        return EmittedRow(
+            row.request.request_id,
+            (token,),
+            reason,
+            row.reused_tokens,
+            stop_token,
+            logprobs,
+            prompt_logprobs,
+        )
 
-    def _held(self) -> list[EmittedRow]:
-        held, self.state.held = self.state.held, []
-        return held
+    def _held(self, step_id: int) -> list[EmittedRow]:
+        """First tokens that waited for the end of this step."""
+        held = self.state.held
+        self.state.held = [(step, row) for step, row in held if step > step_id]
+        return [row for step, row in held if step <= step_id]
 
     def _emit(self, emitted: list[EmittedRow]) -> None:
         if emitted:
@@ -160,23 +196,25 @@ class Decode(Actor):
 
     # --- steps ---
 
+    def _go_on(self, emitted: list[EmittedRow]) -> None:
+        """After a step: the next one, or a newer version of one that waits and has rows which just ended."""
+        flow = self.state.flow
+        if not flow.outstanding:
+            self._next_step()
+        elif flow.waiting is None or any(row.finish_reason for row in emitted):
+            self._submit()
+
     def _next_step(self) -> None:
         """Answer the arbiter: the next step, or nothing to do."""
-        assert not self.state.versions
-        self.state.step_id += 1
+        assert not self.state.flow.outstanding
         if not self._submit():
             self.send(self._refs.arbiter, DecodeIdle())
 
     def _submit(self) -> bool:
-        state = self.state
-        rows = state.batch.ready()
-        if not rows:
+        """Submit the next step, or a newer version of the one that waits; False when no row can take it."""
+        work = self.state.flow.submit(self.state.batch)
+        if work is None:
             return False
-        version = len(state.versions) + 1
-        work = state.batch.work(rows, state.step_id, version)
-        state.versions[version] = work.requests
-        for row in rows:
-            row.steps += 1
         self.send(self._refs.arbiter, SubmitDecode(work))
         return True
 
@@ -214,7 +252,7 @@ class Decode(Actor):
 
     def _needs_page(self, row: Row) -> bool:
         last = row.request.prompt_tokens + row.request.params.max_tokens - 1
-        return row.capacity < last and row.capacity - row.position < GROW_AHEAD_TOKENS
+        return row.capacity < last and row.capacity - row.next_position < GROW_AHEAD_TOKENS
 
     def on_pages_grown(self, message: PagesGrown) -> None:
         rows = self.state.batch.rows
@@ -230,12 +268,12 @@ class Decode(Actor):
                 rows[request_id].growing = False
         if message.denied and self._stalled():
             self._evict()
-        if not self.state.versions and self.state.batch.ready():
-            self._submit_unasked()
+        if not self.state.flow.outstanding:
+            self._submit()  # unasked: all rows had stalled, so that the arbiter was told `DecodeIdle`
 
     def _stalled(self) -> bool:
         """A row can not take the next step for want of a page."""
-        return any(row.ending is None and not row.fits for row in self.state.batch.rows.values())
+        return any(row.goes_on and not row.fits for row in self.state.batch.rows.values())
 
     def _evict(self) -> None:
         """Choose who is computed again later; nobody while pages of an earlier choice are to come back."""
@@ -247,11 +285,6 @@ class Decode(Actor):
         victim.ending = Ending(keep=True, recompute=True)
         self.state.recomputes += 1
         self._settle()
-
-    def _submit_unasked(self) -> None:
-        """All rows had stalled, so that the arbiter was told `DecodeIdle`; now some can go on."""
-        self.state.step_id += 1
-        self._submit()
 
     def _view(self, row: Row) -> RequestView:
         view = request_view(row.request)

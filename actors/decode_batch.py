@@ -11,11 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from muxk.actors.columns import ExtrasMaker
 from muxk.actors.messages import Request, ReservedRequest
-from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
 
 SAMPLING_DTYPE = np.dtype(
-    [("temperature", "<f4"), ("top_p", "<f4"), ("top_k", "<i4"), ("seed", "<u8"), ("choice", "<u4")]
+    [
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),
+        ("top_k", "<i4"),
+        ("seed", "<u8"),
+        ("choice", "<u4"),
+        ("min_p", "<f4"),
+    ]
 )
 """One row of the sampling columns."""
 
@@ -32,10 +40,16 @@ class Row:
     """Position of the last token, whose KV the next step writes."""
     pages: int
     reused_tokens: int
+    extras: ExtrasMaker | None
+    """None when the sampler needs nothing but the columns."""
+    history: bytearray
+    """int32: `generated` for the sampler's penalties; kept only when there are extras."""
     growing: bool = False
     """A page was asked for and not answered."""
     steps: int = 0
-    """Steps that were submitted with it and have not ended."""
+    """Versions of steps that were submitted with it and have not ended."""
+    ahead: int = 0
+    """1 while a step with it is known to be on a lane: the next one has its token from there."""
     ending: Ending | None = None
 
     @property
@@ -44,9 +58,19 @@ class Row:
         return self.pages * PAGE_SIZE
 
     @property
+    def next_position(self) -> int:
+        """Position whose KV the next step writes."""
+        return self.position + self.ahead
+
+    @property
     def fits(self) -> bool:
         """The next step has a slot to write to."""
-        return self.position < self.capacity
+        return self.next_position < self.capacity
+
+    @property
+    def goes_on(self) -> bool:
+        """It needs a step after those on a lane, as far as the host can know."""
+        return self.ending is None and len(self.generated) + self.ahead < self.request.params.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +96,35 @@ class DecodeBatch:
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
 
-    def add(self, reserved: ReservedRequest, first_token: int) -> Row:
+    def add(self, reserved: ReservedRequest, first_token: int, end_ids: frozenset[int]) -> Row:
         """Take a request whose first token was sampled by prefill."""
         request = reserved.request
         slot = self._take_slot()
         tokens = request.prompt_tokens + request.generated_tokens
         generated = np.frombuffer(request.generated, dtype="<i4").tolist()
-        row = Row(request, slot, generated, tokens - 1, len(reserved.pages), reserved.reused_tokens)
+        extras = ExtrasMaker(request, end_ids)
+        row = Row(
+            request=request,
+            slot=slot,
+            generated=generated,
+            position=tokens - 1,
+            pages=len(reserved.pages),
+            reused_tokens=reserved.reused_tokens,
+            extras=extras if extras.needed else None,
+            history=bytearray(request.generated if extras.needed else b""),
+        )
         self._widen(row.pages)
         self._table[slot] = 0
         self._table[slot, : row.pages] = reserved.pages
         params = request.params
-        self._columns[slot] = (params.temperature, params.top_p, params.top_k, params.seed, params.choice)
+        self._columns[slot] = (
+            params.temperature,
+            params.top_p,
+            params.top_k,
+            params.seed,
+            params.choice,
+            params.min_p,
+        )
         self.rows[request.request_id] = row
         self.advance(row, first_token)
         return row
@@ -91,6 +132,8 @@ class DecodeBatch:
     def advance(self, row: Row, token: int) -> None:
         """Append a sampled token."""
         row.generated.append(token)
+        if row.extras is not None:
+            row.history += token.to_bytes(4, "little")
         row.position += 1
         self._tokens[row.slot] = token
 
@@ -106,12 +149,20 @@ class DecodeBatch:
 
     def ready(self) -> list[Row]:
         """Rows that the next step can take."""
-        return [row for row in self.rows.values() if row.ending is None and row.fits]
+        return [row for row in self.rows.values() if row.goes_on and row.fits]
 
-    def work(self, rows: Sequence[Row], step_id: int, version: int) -> DecodeWork:
-        """The columns of one step; `rows` is not empty."""
+    def work(self, rows: Sequence[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
+        """The columns of one step; `rows` is not empty.
+
+        `running` is the step on a lane that the rows which are ahead get their tokens from.
+        """
         slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
-        positions = np.fromiter((row.position for row in rows), dtype="<i4", count=len(rows))
+        positions = np.fromiter((row.next_position for row in rows), dtype="<i4", count=len(rows))
+        carried = [index for index, row in enumerate(rows) if row.ahead]
+        sources: list[int] = []
+        if running is not None and carried:
+            places = {request_id: place for place, request_id in enumerate(running.requests)}
+            sources = [places[rows[index].request.request_id] for index in carried]
         width = int(positions.max()) // PAGE_SIZE + 1
         return DecodeWork(
             step_id=step_id,
@@ -122,18 +173,29 @@ class DecodeBatch:
             page_table=self._table[slots, :width].tobytes(),
             pages_per_row=width,
             context_tokens=int(positions.sum()) + len(rows),
-            sampling=self._sampling(slots),
+            sampling=self._sampling(rows, slots),
+            after_step=running.step_id if running is not None and carried else 0,
+            carried_rows=int32_bytes(carried),
+            carried_from=int32_bytes(sources),
         )
 
-    def _sampling(self, slots: npt.NDArray[np.intp]) -> SamplingColumns:
+    def _sampling(self, rows: Sequence[Row], slots: npt.NDArray[np.intp]) -> SamplingColumns:
         columns = self._columns[slots]
+        made = [
+            row.extras.make(index, bytes(row.history), len(row.generated) + row.ahead)
+            for index, row in enumerate(rows)
+            if row.extras is not None
+        ]
+        extras = tuple(found for found in made if found is not None)
         return SamplingColumns(
             temperature=columns["temperature"].tobytes(),
             top_p=columns["top_p"].tobytes(),
             top_k=columns["top_k"].tobytes(),
             seed=columns["seed"].tobytes(),
             choice=columns["choice"].tobytes(),
-            greedy=not columns["temperature"].any(),
+            greedy=not columns["temperature"].any() and not extras,
+            min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
+            extras=extras,
         )
 
     def _take_slot(self) -> int:

@@ -23,7 +23,7 @@ from muxk.actors.messages import (
     ReservePages,
     StartPrefill,
 )
-from muxk.actors.page_pool import PagePool
+from muxk.actors.page_pool import Filling, PagePool
 from muxk.actors.refs import KvPoolInbox, Refs
 from muxk.kernel.actor import Actor
 from muxk.kernel.messages import KvChanged, ReportState, StateReported
@@ -59,8 +59,9 @@ class KvPool(Actor):
     def on_reserve_pages(self, message: ReservePages) -> None:
         """Reserve in the given order until one does not fit, so that nobody behind it overtakes."""
         reserved: list[ReservedRequest] = []
+        filling = Filling()
         for request in message.requests:
-            given = self._reserve(request)
+            given = self._reserve(request, filling)
             if given is None:
                 break
             reserved.append(given)
@@ -75,11 +76,11 @@ class KvPool(Actor):
         self.send(self._refs.admission, answer)
         self._tell_free()
 
-    def _reserve(self, request: Request) -> ReservedRequest | None:
+    def _reserve(self, request: Request, filling: Filling) -> ReservedRequest | None:
         pool = self.state.pool
         # Every running request needs a page now and then: leave one for each, or the newcomer is evicted.
         tokens = request.tokens
-        reused = pool.reserve(request.request_id, tokens, spare=pool.holders)
+        reused = pool.reserve(request.request_id, tokens, pool.holders, _reusable(request), filling)
         if reused is None:
             return None
         self.state.prompts[request.request_id] = tokens
@@ -161,6 +162,12 @@ class KvPool(Actor):
             "reused_tokens": state.reused_tokens,
             "late_releases": state.late_releases,
         }
+
+
+def _reusable(request: Request) -> int | None:
+    """Tokens that may come from the index: none of a prompt whose log-probabilities have to be computed."""
+    asked = request.params.prompt_logprobs is not None and not request.generated
+    return 0 if asked else None
 
 
 def check_pool(pool: PagePool) -> None:

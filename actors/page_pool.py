@@ -9,7 +9,7 @@ collision can not hand out foreign KV.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from muxk.kernel.work import PAGE_SIZE
@@ -27,6 +27,17 @@ class _Entry:
     key: bytes
     parent: bytes
     tokens: bytes
+
+
+@dataclass(slots=True)
+class Filling:
+    """Full pages that the requests of one prefill batch are going to fill, by key.
+
+    They share them before they are filled: a prefill computes its tokens in order, and writes a layer's keys
+    and values before any row of the same pass reads them.
+    """
+
+    pages: dict[bytes, tuple[int, _Entry]] = field(default_factory=dict)
 
 
 class PagePool:
@@ -69,15 +80,24 @@ class PagePool:
         """Pages of a request in the order of its tokens; empty for an unknown one."""
         return tuple(self._held.get(request_id, ()))
 
-    def reserve(self, request_id: int, tokens: bytes, spare: int) -> int | None:
+    def reserve(
+        self,
+        request_id: int,
+        tokens: bytes,
+        spare: int,
+        reusable: int | None = None,
+        filling: Filling | None = None,
+    ) -> int | None:
         """Give a request pages for all its tokens and one more.
 
-        Returns the number of tokens at the front whose KV is already in the pages, always less than all; None
-        when fewer than `spare` pages would stay available.
+        Returns the number of tokens at the front whose KV is in the pages, or will be before it is read (see
+        `Filling`): at most `reusable`, and always less than all. None when fewer than `spare` pages would
+        stay available.
         """
         assert request_id not in self._held, "a request's pages have one owner"
         count = len(tokens) // 4
-        matched = self._match(tokens)
+        most = count - 1 if reusable is None else min(reusable, count - 1)
+        matched = self._match(tokens[: 4 * most], filling)
         needed = count // PAGE_SIZE + 1 - len(matched)
         revived = sum(self._references[page] == 0 for page in matched)
         if self.available - revived < needed + spare:
@@ -85,7 +105,17 @@ class PagePool:
         for page in matched:
             self._take(page)
         self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
+        if filling is not None:
+            self._fill(filling, request_id, tokens)
         return len(matched) * PAGE_SIZE
+
+    def _fill(self, filling: Filling, request_id: int, tokens: bytes) -> None:
+        parent = ROOT_KEY
+        for page, chunk in zip(self._held[request_id], _full_pages(tokens), strict=False):
+            key = _key(parent, chunk)
+            if key not in self._index:
+                filling.pages.setdefault(key, (page, _Entry(key, parent, chunk)))
+            parent = key
 
     def grow(self, request_id: int) -> int | None:
         """One more page for a request; None when there is none, or the request is unknown."""
@@ -133,21 +163,27 @@ class PagePool:
             assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
         assert len(self._index) == len(self._entries), "an index entry has no page"
 
-    def _match(self, tokens: bytes) -> list[int]:
-        """Longest chain of indexed pages at the front, leaving at least one token to compute."""
+    def _match(self, tokens: bytes, filling: Filling | None) -> list[int]:
+        """Longest chain of pages at the front that are indexed, or filled by this batch."""
         pages: list[int] = []
         parent = ROOT_KEY
-        for chunk in _full_pages(tokens[:-4]):
+        for chunk in _full_pages(tokens):
             key = _key(parent, chunk)
-            page = self._index.get(key)
-            if page is None:
+            found = self._find(key, filling)
+            if found is None:
                 break
-            entry = self._entries[page]
+            page, entry = found
             if entry.tokens != chunk or entry.parent != parent:
                 break
             pages.append(page)
             parent = key
         return pages
+
+    def _find(self, key: bytes, filling: Filling | None) -> tuple[int, _Entry] | None:
+        page = self._index.get(key)
+        if page is not None:
+            return page, self._entries[page]
+        return None if filling is None else filling.pages.get(key)
 
     def _take(self, page: int) -> None:
         if self._references[page] == 0:

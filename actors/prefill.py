@@ -1,16 +1,19 @@
 """prefill: the executor of prompt batches.
 
-kv_pool hands it a batch with pages, it submits one work to the arbiter, which runs the layers in slices; the
-hidden state between slices is parked on the device. Then it hands the requests to decode. Invariant: it owns
-the pages of exactly the requests in `batches`, and releases them only when no item of the batch is in flight.
+kv_pool hands it a batch with pages, it submits one work to the arbiter, which runs it in chunks of tokens and
+slices of layers; the hidden state between slices is parked on the device. It hands each request to decode
+when its last token is computed. Invariant: it owns the pages of exactly the requests in `batches` that have
+not ended, and releases them only when no item in flight may touch them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muxk.actors.columns import page_table, sampling_columns
+import msgspec
+from muxk.actors.columns import ExtrasMaker, page_table, sampling_columns
 from muxk.actors.messages import (
     AbortRequest,
     JoinDecode,
@@ -32,15 +35,31 @@ from muxk.kernel.messages import (
     StateReported,
     SubmitPrefill,
 )
-from muxk.kernel.work import PrefillWork
+from muxk.kernel.work import PrefillWork, RowLogprobs
 
 
 @dataclass
 class Batch:
-    """A prompt batch between its reservation and its last layer."""
+    """A prompt batch between its reservation and its last layer; rows end in their order."""
 
     requests: tuple[ReservedRequest, ...]
+    ended: int = 0
+    """Rows at the front that were handed on."""
     aborted: dict[int, None] = field(default_factory=dict)
+    """Requests among the others that nobody waits for any more."""
+    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    """Of rows that have not ended."""
+
+    @property
+    def left(self) -> tuple[ReservedRequest, ...]:
+        return self.requests[self.ended :]
+
+    def end_rows(self, count: int) -> range:
+        """The next rows in order."""
+        rows = range(self.ended, self.ended + count)
+        assert rows.stop <= len(self.requests)
+        self.ended = rows.stop
+        return rows
 
 
 @dataclass
@@ -55,8 +74,9 @@ class Prefill(Actor):
 
     Accepts = PrefillInbox
 
-    def __init__(self, refs: Refs) -> None:
+    def __init__(self, refs: Refs, end_ids: frozenset[int]) -> None:
         self._refs = refs
+        self._end_ids = end_ids
         self.state = PrefillState()
 
     def on_start_prefill(self, message: StartPrefill) -> None:
@@ -65,31 +85,36 @@ class Prefill(Actor):
         self.state.batches[batch_id] = Batch(message.requests)
         requests = [reserved.request for reserved in message.requests]
         submission = SubmitPrefill(
-            prefill_work(batch_id, message.requests),
+            prefill_work(batch_id, message.requests, self._end_ids),
             arrival_ns=min(request.arrival_ns for request in requests),
             deadline_ns=min(request.deadline_ns for request in requests),
         )
         self.send(self._refs.arbiter, submission)
 
     def on_prefill_done(self, message: PrefillDone) -> None:
-        """Hand over to decode, always: the arbiter counts on decode's answer, even for an empty batch."""
-        batch = self.state.batches.pop(message.batch_id)
-        kept = [
-            (reserved, message.tokens[4 * row : 4 * row + 4])
-            for row, reserved in enumerate(batch.requests)
-            if reserved.request.request_id not in batch.aborted
-        ]
-        filled = tuple(reserved.request.request_id for reserved in batch.requests)
-        self.send(self._refs.kv_pool, PagesFilled(filled))
-        for request_id in batch.aborted:
-            self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
-        tokens = b"".join(token for _, token in kept)
-        joining = tuple(reserved for reserved, _ in kept)
-        self.send(self._refs.decode, JoinDecode(joining, tokens, message.decode_running))
+        """Hand over to decode, always: the arbiter counts on decode's answer, even for no row."""
+        batch = self.state.batches[message.batch_id]
+        batch.prompt_logprobs += message.prompt_logprobs
+        ended = batch.end_rows(len(message.tokens) // 4)
+        if batch.ended == len(batch.requests):
+            del self.state.batches[message.batch_id]
+        requests = [batch.requests[row].request.request_id for row in ended]
+        if requests:
+            self.send(self._refs.kv_pool, PagesFilled(tuple(requests)))
+        kept = []
+        for row, request_id in zip(ended, requests, strict=True):
+            if request_id in batch.aborted:
+                del batch.aborted[request_id]
+                self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
+            else:
+                kept.append(row)
+        if requests or message.step is not None:
+            self.send(self._refs.decode, joining(batch, ended.start, kept, message))
+        batch.prompt_logprobs = [found for found in batch.prompt_logprobs if found.row >= batch.ended]
 
     def on_prefill_failed(self, message: PrefillFailed) -> None:
         batch = self.state.batches.pop(message.batch_id)
-        for reserved in batch.requests:
+        for reserved in batch.left:
             request_id = reserved.request.request_id
             self.send(self._refs.kv_pool, ReleasePages(request_id, b"", None))
             if request_id not in batch.aborted:
@@ -98,7 +123,7 @@ class Prefill(Actor):
 
     def on_prefill_cancelled(self, message: PrefillCancelled) -> None:
         batch = self.state.batches.pop(message.batch_id)
-        for reserved in batch.requests:
+        for reserved in batch.left:
             self.send(self._refs.kv_pool, ReleasePages(reserved.request.request_id, b"", None))
 
     def on_abort_request(self, message: AbortRequest) -> None:
@@ -112,12 +137,12 @@ class Prefill(Actor):
             return
         batch.aborted[message.request_id] = None
         self.send(self._refs.gateway, RequestAborted(message.request_id))
-        if len(batch.aborted) == len(batch.requests):
+        if len(batch.aborted) == len(batch.left):
             self.send(self._refs.arbiter, CancelPrefill(batch_id))
 
     def _find(self, request_id: int) -> tuple[int, Batch] | None:
         for batch_id, batch in self.state.batches.items():
-            if any(reserved.request.request_id == request_id for reserved in batch.requests):
+            if any(reserved.request.request_id == request_id for reserved in batch.left):
                 return batch_id, batch
         return None
 
@@ -128,22 +153,57 @@ class Prefill(Actor):
         batches = self.state.batches.values()
         return {
             "batches": len(batches),
-            "requests": sum(len(batch.requests) for batch in batches),
+            "requests": sum(len(batch.left) for batch in batches),
             "late_events": self.state.late_events,
         }
 
 
-def prefill_work(batch_id: int, requests: tuple[ReservedRequest, ...]) -> PrefillWork:
+def joining(batch: Batch, first: int, kept: list[int], message: PrefillDone) -> JoinDecode:
+    """What decode hears of the rows `kept` among those that ended from row `first` on."""
+    places = {row: place for place, row in enumerate(kept)}
+    tokens = message.tokens
+    return JoinDecode(
+        requests=tuple(batch.requests[row] for row in kept),
+        tokens=b"".join(tokens[4 * (row - first) : 4 * (row - first) + 4] for row in kept),
+        decode_running=message.decode_running,
+        logprobs=_placed(message.logprobs, places),
+        prompt_logprobs=_placed(batch.prompt_logprobs, places),
+        step=message.step,
+    )
+
+
+def _placed(logprobs: Iterable[RowLogprobs], places: dict[int, int]) -> tuple[RowLogprobs, ...]:
+    """Those of the rows in `places`, with the place instead of the row."""
+    return tuple(
+        msgspec.structs.replace(found, row=places[found.row]) for found in logprobs if found.row in places
+    )
+
+
+def prefill_work(
+    batch_id: int, requests: tuple[ReservedRequest, ...], end_ids: frozenset[int]
+) -> PrefillWork:
     """The columns of a batch: of each request the tokens whose KV is not in its pages yet."""
     tokens = [reserved.request.tokens[4 * reserved.reused_tokens :] for reserved in requests]
     table, width = page_table([reserved.pages for reserved in requests])
+    own = [reserved.request for reserved in requests]
+    made = [
+        ExtrasMaker(request, end_ids).make(row, request.generated, request.generated_tokens)
+        for row, request in enumerate(own)
+    ]
     return PrefillWork(
         batch_id=batch_id,
-        requests=tuple(reserved.request.request_id for reserved in requests),
+        requests=tuple(request.request_id for request in own),
         tokens=b"".join(tokens),
         new_tokens=tuple(len(column) // 4 for column in tokens),
         reused_tokens=tuple(reserved.reused_tokens for reserved in requests),
         page_table=table,
         pages_per_row=width,
-        sampling=sampling_columns([reserved.request.params for reserved in requests]),
+        sampling=sampling_columns(
+            [request.params for request in own], [extras for extras in made if extras is not None]
+        ),
+        prompt_logprobs=tuple(
+            (row, request.params.prompt_logprobs)
+            for row, request in enumerate(own)
+            if request.params.prompt_logprobs is not None and not request.generated
+        ),
     )

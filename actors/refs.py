@@ -54,6 +54,7 @@ PrefillInbox = (
 DecodeInbox = (
     m.JoinDecode
     | k.DecodeStepDone
+    | k.StepLaunched
     | k.DecodeFailed
     | m.PagesGrown
     | m.StopRequest
@@ -76,6 +77,7 @@ ArbiterInbox = (
     | ItemDone
     | ItemFailed
     | k.DecodeFloorReached
+    | k.LookForStuckItems
     | k.ReportState
 )
 

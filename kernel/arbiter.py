@@ -15,6 +15,7 @@ from typing import Any
 from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.device import Device, ItemDone, ItemFailed
+from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.jobs import Flight, PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import (
@@ -25,8 +26,10 @@ from muxk.kernel.messages import (
     DecodeIdle,
     DecodeStepDone,
     EstimatesChanged,
-    FormBatch,
     KvChanged,
+    LaneMoved,
+    LaneStuck,
+    LookForStuckItems,
     PolicyChanged,
     PrefillCancelled,
     PrefillDone,
@@ -40,10 +43,10 @@ from muxk.kernel.messages import (
     SubmitPrefill,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.view import Decision
-from muxk.kernel.work import DecodeWork, Phase, ProbeWork, Split
+from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, stuck_reason
+from muxk.kernel.work import DecodeWork, Phase, ProbeWork, StepOutput
 
-LAUNCHES_PER_TURN = 64  # bound on the decide-and-launch loop of one event; backlogs end it long before
+DEFAULT_WATCHDOG = Watchdog()
 
 
 class Arbiter(Actor):
@@ -63,22 +66,33 @@ class Arbiter(Actor):
         | ItemDone
         | ItemFailed
         | DecodeFloorReached
+        | LookForStuckItems
         | ReportState
     )
 
     def __init__(
-        self, device: Device, book: PolicyBook, policy_sha: str, refs: ArbiterRefs, first_item: int = 1
+        self,
+        device: Device,
+        book: PolicyBook,
+        policy_sha: str,
+        refs: ArbiterRefs,
+        first_item: int = 1,
+        watchdog: Watchdog = DEFAULT_WATCHDOG,
     ) -> None:
         """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one."""
         self._device = device
         self._book = book
         self._refs = refs
+        self._watchdog = watchdog
         self._lanes = LaneTable(device, first_item)
         self._splits = SplitLedger(device)
         self.state = ArbiterState(policy=book[policy_sha])
 
     def started(self) -> None:
         self._splits.begin(self.now_ns())
+        self._dispatcher = Dispatcher(
+            self._device, self.state, self._lanes, self._splits, self._refs, self.context
+        )
 
     # --- facts that change the view ---
 
@@ -112,7 +126,7 @@ class Arbiter(Actor):
 
     def on_submit_prefill(self, message: SubmitPrefill) -> None:
         state = self.state
-        assert state.running is None or state.running.layers_left == 0, "a batch was formed unasked"
+        assert state.running is None or state.running.launched, "a batch was formed unasked"
         job = PrefillJob(
             message.work, message.arrival_ns, message.deadline_ns, state.forming_depth, self._device.layers
         )
@@ -133,8 +147,7 @@ class Arbiter(Actor):
 
     def on_submit_decode(self, message: SubmitDecode) -> None:
         decode = self.state.decode
-        launched = 0 if decode.launched is None else decode.launched.step_id
-        if message.work.step_id <= max(launched, decode.ended_step):
+        if message.work.step_id <= decode.newest_step:
             self.state.counts["late decode versions"] += 1
             return
         if decode.waiting is None:
@@ -148,7 +161,7 @@ class Arbiter(Actor):
     def on_decode_idle(self, message: DecodeIdle) -> None:
         decode = self.state.decode
         decode.expected = False
-        if decode.waiting is None and decode.launched is None:
+        if decode.waiting is None and not decode.in_flight:
             decode.rows = 0
             decode.context_tokens = 0
         self._turn()
@@ -160,21 +173,24 @@ class Arbiter(Actor):
         if flight is None:
             return
         measured = self._lanes.measured(flight, message)
-        if measured is not None:
+        if measured is not None and not flight.stuck:
             self.send(self._refs.estimator, measured)
         if flight.job is not None:
-            self._prefill_item_ended(flight.job, message)
+            self._prefill_item_ended(flight, flight.job, message)
         elif isinstance(flight.work, DecodeWork):
-            self._decode_step_ended(flight.work, message)
+            output = StepOutput(message.tokens, message.logprobs)
+            self.send(self._refs.decode, self._step_done(flight.work, output, message.ended_ns))
         elif isinstance(flight.work, ProbeWork):
             elapsed_ns = max(1, message.ended_ns - message.started_ns)
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
         self._turn()
 
     def _ended(self, item_id: int) -> Flight | None:
-        flight = self._lanes.ended(item_id)
+        flight = self._lanes.ended(item_id, self.now_ns())
         if flight is None:
             self.state.counts["completions of an older generation"] += 1
+        elif flight.stuck:
+            self.send(self._refs.gateway, LaneMoved(flight.lane.name))
         return flight
 
     def on_item_failed(self, message: ItemFailed) -> None:
@@ -187,10 +203,10 @@ class Arbiter(Actor):
             # The first reason is the cause; items that were queued behind it fail for want of its result.
             flight.job.failure = flight.job.failure or message.reason
             self._give_up(flight.job)
-        elif isinstance(flight.work, DecodeWork):
-            self._expect_decode(flight.work)
-            failed = DecodeFailed(flight.work.step_id, flight.work.version, message.reason)
-            self.send(self._refs.decode, failed)
+        step = flight.work if isinstance(flight.work, DecodeWork) else flight.decode
+        if step is not None:
+            self._expect_decode()
+            self.send(self._refs.decode, DecodeFailed(step.step_id, step.version, message.reason))
         elif isinstance(flight.work, ProbeWork):
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, 0))
         self._turn()
@@ -202,30 +218,71 @@ class Arbiter(Actor):
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "arbiter", self.describe()))
 
-    def _prefill_item_ended(self, job: PrefillJob, message: ItemDone) -> None:
+    def _prefill_item_ended(self, flight: Flight, job: PrefillJob, message: ItemDone) -> None:
+        """Hand on the rows that ended, and the decode step of the same item with them."""
         job.in_flight -= 1
-        batch_id = job.work.batch_id
-        if job.failure is not None or (job.cancelled and not message.tokens):
+        ended = job.launched and job.in_flight == 0
+        step = None
+        if flight.decode is not None:
+            step = self._step_done(flight.decode, message.decode or StepOutput(), message.ended_ns)
+        if job.failure is not None or (job.cancelled and not ended):
             self._give_up(job)
-        elif job.layers_left == 0 and job.in_flight == 0:
-            self._forget(job)
-            if not self.state.decode.active:
-                self.state.decode.expected = True
-                self.state.decode.rows = job.work.rows
-            busy = self.state.decode.launched is not None
-            self.send(self._refs.prefill, PrefillDone(batch_id, message.tokens, message.ended_ns, busy))
+            if step is not None:
+                self.send(self._refs.decode, step)
+        elif ended or message.tokens or message.prompt_logprobs:
+            self.send(self._refs.prefill, self._prefill_done(job, message, step))
+            if ended:
+                self._forget(job)
+        elif step is not None:
+            self.send(self._refs.decode, step)
 
-    def _decode_step_ended(self, work: DecodeWork, message: ItemDone) -> None:
-        self.state.counts["decode steps"] += 1
-        self._expect_decode(work)
-        done = DecodeStepDone(work.step_id, work.version, message.tokens, message.ended_ns)
-        self.send(self._refs.decode, done)
-
-    def _expect_decode(self, ended: DecodeWork) -> None:
+    def _prefill_done(self, job: PrefillJob, message: ItemDone, step: DecodeStepDone | None) -> PrefillDone:
         decode = self.state.decode
-        decode.launched = None
-        decode.ended_step = ended.step_id
-        decode.expected = True
+        if message.tokens and not decode.active:
+            decode.expected = True
+            decode.rows = len(message.tokens) // 4
+        return PrefillDone(
+            batch_id=job.work.batch_id,
+            tokens=message.tokens,
+            ended_ns=message.ended_ns,
+            decode_running=bool(decode.in_flight),
+            logprobs=message.logprobs,
+            prompt_logprobs=message.prompt_logprobs,
+            step=step,
+        )
+
+    def _step_done(self, work: DecodeWork, output: StepOutput, ended_ns: int) -> DecodeStepDone:
+        self.state.counts["decode steps"] += 1
+        self._expect_decode()
+        return DecodeStepDone(work.step_id, work.version, output.tokens, ended_ns, output.logprobs)
+
+    def _expect_decode(self) -> None:
+        """The oldest step ended; the executor answers with the next one unless it was submitted already."""
+        decode = self.state.decode
+        decode.in_flight.popleft()
+        decode.expected = decode.waiting is None and not decode.in_flight
+
+    def _turn(self) -> None:
+        self._dispatcher.turn()
+        if self._lanes.flights and not self.state.stuck_timer:
+            self.state.stuck_timer = True
+            self.send_after(LOOK_EVERY_NS, self._refs.arbiter, LookForStuckItems())
+
+    def on_look_for_stuck_items(self, message: LookForStuckItems) -> None:
+        state, now_ns = self.state, self.now_ns()
+        state.stuck_timer = False
+        flights = self._lanes.flights.values()
+        for flight in self._watchdog.overdue(flights, state.estimates, now_ns):
+            flight.stuck = True
+            state.counts["stuck items"] += 1
+            stuck = LaneStuck(
+                lane=flight.lane.name,
+                requests=flight.requests,
+                decoding=flight.phase is Phase.DECODE or len(flight.lane.units) == self._device.units,
+                reason=stuck_reason(flight, now_ns),
+            )
+            self.send(self._refs.gateway, stuck)
+        self._turn()
 
     def _give_up(self, job: PrefillJob) -> None:
         """Launch no more of a cancelled or failed batch, and end it when nothing of it is in flight."""
@@ -245,142 +302,6 @@ class Arbiter(Actor):
         del self.state.jobs[job.work.batch_id]
         self.state.unslot(job)
 
-    # --- decisions ---
-
-    def _turn(self) -> None:
-        """Decide and launch until nothing more can be launched."""
-        if self.state.probes or self._lanes.probing():
-            self._launch_probe()
-            return
-        for _ in range(LAUNCHES_PER_TURN):
-            self.state.resume_parked()
-            if not self.state.work_exists():
-                break
-            decision = self._decide()
-            if not self._apply(decision):
-                break
-        self._ensure_progress()
-        self._arm_decode_floor()
-
-    def _decide(self) -> Decision:
-        decision = self.state.policy.decide(
-            self.state.view(self._device, self._lanes, self._splits, self.now_ns())
-        )
-        counts = self.state.counts
-        for rule in decision.rules:
-            counts[rule] += 1
-        for error in decision.errors:
-            counts[f"rule error: {error}"] += 1
-        return decision
-
-    def _apply(self, decision: Decision) -> bool:
-        """Launch one thing that the decision asks for; False when there is nothing to launch."""
-        self._change_split(decision.split)
-        if self._may_launch_decode():
-            self._launch_decode()
-            return True
-        if not self._may_launch_prefill():
-            return False
-        if decision.preempt and self.state.may_preempt():
-            self._park_running()
-        return self._advance_prefill(decision.layers)
-
-    def _change_split(self, split: Split) -> None:
-        state = self.state
-        if split not in self._splits.legal:
-            state.counts["illegal splits"] += 1
-            split = self._splits.whole
-        if split != self._splits.current:
-            self._splits.change(split, self.now_ns())
-            state.counts["split changes"] += 1
-
-    def _may_launch_decode(self) -> bool:
-        decode = self.state.decode
-        if decode.waiting is None or decode.launched is not None:
-            return False
-        return self._splits.current.decode_units > 0 or self.state.decode_floor_passed(self.now_ns())
-
-    def _may_launch_prefill(self) -> bool:
-        state = self.state
-        if self._splits.current.prefill_units == 0 or state.forming:
-            return False
-        bound = state.policy.limits.backlog
-        if self._splits.shares_time and state.decode.active:
-            # One lane shared in time: a decode step must not queue behind more than one prefill item.
-            bound = 1
-        return self._lanes.prefills() < bound
-
-    def _park_running(self) -> None:
-        job = self.state.running
-        assert job is not None
-        assert self.state.parked is None
-        job.preemptions += 1
-        self.state.counts["preemptions"] += 1
-        self.state.parked = job
-        self.state.running = None
-        self._form_batch(depth=job.depth + 1)
-
-    def _advance_prefill(self, layers: int) -> bool:
-        state = self.state
-        if state.forming:
-            return False
-        if state.running is not None:
-            self._launch_prefill(state.running, layers)
-            return True
-        if state.candidate is not None:
-            self._form_batch(depth=0)
-        return False
-
-    def _form_batch(self, depth: int) -> None:
-        self.state.forming = True
-        self.state.forming_depth = depth
-        self.send(self._refs.admission, FormBatch(self.state.decode_view(self.now_ns())))
-
-    def _ensure_progress(self) -> None:
-        """Something runs while work exists, even under a policy that holds both phases."""
-        state = self.state
-        if self._lanes.flights or state.forming or not self.state.work_exists():
-            return
-        state.counts["forced launches"] += 1
-        self._change_split(self._splits.whole)
-        if state.decode.waiting is not None:
-            self._launch_decode()
-        else:
-            self._advance_prefill(layers=1)
-
-    def _arm_decode_floor(self) -> None:
-        state = self.state
-        if state.decode.waiting is None or state.floor_timer or state.decode.launched is not None:
-            return
-        floor_ns = state.policy.limits.decode_floor_ns
-        left_ns = floor_ns - (self.now_ns() - state.decode.held_since_ns)
-        state.floor_timer = True
-        self.send_after(max(1, left_ns), self._refs.arbiter, DecodeFloorReached())
-
-    # --- launches ---
-
-    def _launch_probe(self) -> None:
-        if self._lanes.flights:
-            return
-        message = self.state.probes.popleft()
-        probe = message.probe
-        self._lanes.launch(probe.phase, probe.units, probe, range(message.layers))
-
-    def _launch_decode(self) -> None:
-        decode = self.state.decode
-        assert decode.launched is None
-        assert decode.waiting is not None
-        decode.launched, decode.waiting = decode.waiting, None
-        units = self._splits.current.decode_units or self._device.units
-        self._lanes.launch(Phase.DECODE, units, decode.launched, range(self._device.layers))
-
-    def _launch_prefill(self, job: PrefillJob, layers: int) -> None:
-        span = range(job.next_layer, min(self._device.layers, job.next_layer + max(1, layers)))
-        job.next_layer = span.stop
-        job.in_flight += 1
-        units = self._splits.current.prefill_units
-        self._lanes.launch(Phase.PREFILL, units, job.work, span, job)
-
     def describe(self) -> dict[str, Any]:
         state, split = self.state, self._splits.current
         decode = state.decode_view(self.now_ns())
@@ -391,7 +312,7 @@ class Arbiter(Actor):
             "units": self._device.units,
             "split": {"decode": split.decode_units, "prefill": split.prefill_units},
             "split_residency_ms": self._splits.residency_ms(self.now_ns()),
-            "lanes": self._lanes.describe(),
+            "lanes": self._lanes.describe(self.now_ns()),
             "decode_batch": decode.batch,
             "decode_context_tokens": decode.context_tokens,
             "prefill_batches": len(state.jobs),

@@ -17,12 +17,16 @@ from muxk.kernel.messages import (
     DecodeStepDone,
     FormBatch,
     ItemMeasured,
+    LaneMoved,
+    LaneStuck,
+    LookForStuckItems,
     PrefillCancelled,
     PrefillDone,
     PrefillFailed,
     ProbeDone,
     RunProbe,
     StateReported,
+    StepLaunched,
 )
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, View
@@ -32,7 +36,7 @@ class ArbiterRefs(Protocol):
     """Who the arbiter talks to."""
 
     @property
-    def arbiter(self) -> Ref[DecodeFloorReached]: ...
+    def arbiter(self) -> Ref[DecodeFloorReached | LookForStuckItems]: ...
 
     @property
     def admission(self) -> Ref[FormBatch]: ...
@@ -41,13 +45,13 @@ class ArbiterRefs(Protocol):
     def prefill(self) -> Ref[PrefillDone | PrefillFailed | PrefillCancelled]: ...
 
     @property
-    def decode(self) -> Ref[DecodeStepDone | DecodeFailed]: ...
+    def decode(self) -> Ref[DecodeStepDone | DecodeFailed | StepLaunched]: ...
 
     @property
     def estimator(self) -> Ref[ItemMeasured | ProbeDone]: ...
 
     @property
-    def gateway(self) -> Ref[StateReported]: ...
+    def gateway(self) -> Ref[StateReported | LaneStuck | LaneMoved]: ...
 
 
 @dataclass
@@ -67,6 +71,7 @@ class ArbiterState:
     estimates: Estimates = field(default_factory=Estimates)
     probes: deque[RunProbe] = field(default_factory=deque)
     floor_timer: bool = False
+    stuck_timer: bool = False
     counts: Counter[str] = field(default_factory=Counter)
 
     def work_exists(self) -> bool:
@@ -74,6 +79,10 @@ class ArbiterState:
         return self.decode.waiting is not None or (
             not self.forming and (self.running is not None or self.candidate is not None)
         )
+
+    def may_wait_for_decode(self) -> bool:
+        """A decode step runs or is about to be submitted, so that a fused step has to wait for the next."""
+        return self.decode.waiting is None and self.decode.active
 
     def decode_floor_passed(self, now_ns: int) -> bool:
         held_ns = now_ns - self.decode.held_since_ns
@@ -90,7 +99,7 @@ class ArbiterState:
 
     def resume_parked(self) -> None:
         """Before each decision, so that the policy may prefer a newcomer once more."""
-        if self.running is not None and self.running.layers_left == 0:
+        if self.running is not None and self.running.launched:
             self.running = None
         if self.running is None and self.parked is not None and not self.forming:
             self.running, self.parked = self.parked, None
@@ -108,7 +117,7 @@ class ArbiterState:
             batch=decode.rows if decode.active else 0,
             context_tokens=decode.context_tokens if decode.active else 0,
             waiting=decode.waiting is not None,
-            in_flight=decode.launched is not None,
+            in_flight=bool(decode.in_flight),
             idle_ns=now_ns - decode.held_since_ns if decode.waiting is not None else 0,
         )
 

@@ -2,50 +2,118 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from muxk.kernel.device import Lane
 from muxk.kernel.view import PrefillView
-from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, attention_pairs
+from muxk.kernel.work import (
+    DecodeWork,
+    Phase,
+    PrefillWork,
+    ProbeWork,
+    attention_pairs,
+    chunk_rows,
+)
+
+NO_TOKENS = range(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the time of a prefill layer grows with."""
+
+    new_tokens: int
+    pairs: int
+
+    @staticmethod
+    def of(work: PrefillWork, tokens: range) -> Load:
+        """Of some of the tokens of a batch."""
+        if not tokens:
+            return Load(0, 0)
+        rows = chunk_rows(work, tokens)
+        pairs = attention_pairs(
+            tuple(row.new_tokens for row in rows), tuple(row.reused_tokens for row in rows)
+        )
+        return Load(len(tokens), pairs)
 
 
 @dataclass(slots=True)
 class PrefillJob:
-    """A prefill batch between its submission and its last layer."""
+    """A prefill batch between its submission and its last layer.
+
+    It goes through its tokens in chunks, and through each chunk in layers. A chunk is begun when its first
+    layers are launched; the next one when all of its layers are.
+    """
 
     work: PrefillWork
     arrival_ns: int
     deadline_ns: int
     depth: int
     layers: int
+    chunk: range = NO_TOKENS
+    """Tokens of the chunk that was begun last."""
     next_layer: int = 0
+    """Of that chunk."""
     preemptions: int = 0
     cancelled: bool = False
     failure: str | None = None
     in_flight: int = 0
-    new_tokens: int = field(init=False)
-    pairs: int = field(init=False)
+    total: Load = field(init=False)
+    begun: Load = field(init=False)
+    """Of `chunk`."""
+    left: Load = field(init=False)
+    """Of the tokens of no chunk yet."""
 
     def __post_init__(self) -> None:
-        self.new_tokens = sum(self.work.new_tokens)
-        self.pairs = attention_pairs(self.work.new_tokens, self.work.reused_tokens)
+        self.next_layer = self.layers
+        self.total = self.left = Load.of(self.work, range(sum(self.work.new_tokens)))
+        self.begun = Load(0, 0)
 
     @property
-    def layers_left(self) -> int:
-        return self.layers - self.next_layer
+    def between_chunks(self) -> bool:
+        """All layers of the chunk that was begun last are launched."""
+        return self.next_layer == self.layers
+
+    @property
+    def launched(self) -> bool:
+        """Nothing is left to launch."""
+        return self.between_chunks and self.left.new_tokens == 0
+
+    def begin_chunk(self, tokens: int) -> None:
+        """The next so many tokens, or all that are left."""
+        assert self.between_chunks
+        assert tokens >= 1
+        whole = self.total.new_tokens
+        first = self.chunk.stop
+        self.chunk = range(first, min(whole, first + tokens))
+        self.begun = Load.of(self.work, self.chunk)
+        self.left = Load.of(self.work, range(self.chunk.stop, whole))
+        self.next_layer = 0
+
+    def take_layers(self, layers: int) -> range:
+        """The next layers of the chunk that was begun, at least one."""
+        span = range(self.next_layer, min(self.layers, self.next_layer + max(1, layers)))
+        self.next_layer = span.stop
+        return span
 
     def view(self) -> PrefillView:
+        between = self.between_chunks
         return PrefillView(
             batch_id=self.work.batch_id,
             requests=self.work.rows,
-            new_tokens=self.new_tokens,
+            new_tokens=self.total.new_tokens,
             reused_tokens=sum(self.work.reused_tokens),
-            pairs=self.pairs,
-            layers_left=self.layers_left,
+            pairs=self.total.pairs,
+            layers_left=self.layers if between and self.left.new_tokens else self.layers - self.next_layer,
             arrival_ns=self.arrival_ns,
             deadline_ns=self.deadline_ns,
             depth=self.depth,
             preemptions=self.preemptions,
+            chunk_tokens=0 if between else self.begun.new_tokens,
+            chunk_pairs=0 if between else self.begun.pairs,
+            tokens_left=self.left.new_tokens,
+            pairs_left=self.left.pairs,
         )
 
 
@@ -59,30 +127,47 @@ class Flight:
     work: PrefillWork | DecodeWork | ProbeWork
     layers: int
     job: PrefillJob | None
+    load: Load
+    """Of its prefill chunk."""
+    decode: DecodeWork | None
+    """The decode step of a fused item."""
+    waits_for: tuple[int, ...]
+    """Items that must end before it starts, older ones of its lane included."""
+    runnable_ns: int
+    """When the last of them ended, as far as is known; its launch if there was none."""
     shared: bool
     """Another lane was busy when it was launched or when it ended."""
+    stuck: bool = False
+    """The watchdog gave it up."""
 
     def meets(self, units: range) -> bool:
         """True when its lane has a unit among `units`."""
         return self.lane.units.start < units.stop and units.start < self.lane.units.stop
 
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Requests that wait for it."""
+        own = () if isinstance(self.work, ProbeWork) else self.work.requests
+        return own if self.decode is None else own + self.decode.requests
+
 
 @dataclass(slots=True)
 class DecodeState:
-    """The decode step of the moment: expected from the executor, waiting for a lane, or in flight."""
+    """The decode steps of the moment: expected from the executor, waiting for a lane, or in flight."""
 
     waiting: DecodeWork | None = None
-    launched: DecodeWork | None = None
+    in_flight: deque[DecodeWork] = field(default_factory=deque)
+    """Oldest first; more than one only where the device can queue a step behind another."""
     expected: bool = False
     """The executor was sent something it answers with `SubmitDecode` or `DecodeIdle`; until then the
     batch counts as it was, or a decision in between would take its units away."""
     rows: int = 0
     context_tokens: int = 0
-    ended_step: int = 0
-    """The last step that ended: a version of it that was on its way then must not run again."""
+    newest_step: int = 0
+    """The last step that was launched: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0
     """When the executor submitted the step that waits."""
 
     @property
     def active(self) -> bool:
-        return self.waiting is not None or self.launched is not None or self.expected
+        return self.waiting is not None or bool(self.in_flight) or self.expected

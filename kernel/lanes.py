@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.kernel.device import Device, ItemDone, Lane
-from muxk.kernel.jobs import Flight, PrefillJob
+from muxk.kernel.jobs import Flight, Load, PrefillJob
 from muxk.kernel.messages import ItemMeasured
 from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, Split
+
+NO_LOAD = Load(0, 0)
 
 
 @dataclass
@@ -20,42 +22,89 @@ class LaneTable:
     next_item: int
     flights: dict[int, Flight] = field(default_factory=dict)
 
-    def launch(
+    def launch_decode(self, units: int, work: DecodeWork, now_ns: int) -> None:
+        """Queue a decode step on the decode lane of so many units."""
+        lane = self.device.lane(Phase.DECODE, units)
+        self._launch(lane, Phase.DECODE, work, range(self.device.layers), now_ns)
+
+    def launch_probe(self, work: ProbeWork, layers: int, now_ns: int) -> None:
+        """Queue a measurement; nothing else may be in flight."""
+        assert not self.flights
+        lane = self.device.lane(work.phase, work.units)
+        self._launch(lane, work.phase, work, range(layers), now_ns)
+
+    def launch_prefill(self, units: int, job: PrefillJob, layers: int, now_ns: int) -> None:
+        """Queue the next layers of the chunk that the job has begun."""
+        lane = self.device.lane(Phase.PREFILL, units)
+        self._launch(lane, Phase.PREFILL, job.work, job.take_layers(layers), now_ns, job)
+
+    def launch_fused(self, job: PrefillJob, decode: DecodeWork, now_ns: int) -> None:
+        """Queue a decode step and the chunk that the job has begun as one pass over the whole device."""
+        lane = self.device.lane(Phase.DECODE, self.device.units)
+        span = job.take_layers(self.device.layers)
+        self._launch(lane, Phase.DECODE, job.work, span, now_ns, job, decode)
+
+    def _launch(
         self,
+        lane: Lane,
         phase: Phase,
-        units: int,
         work: PrefillWork | DecodeWork | ProbeWork,
         layers: range,
+        now_ns: int,
         job: PrefillJob | None = None,
+        decode: DecodeWork | None = None,
     ) -> None:
-        """Queue layers of a work on the lane of a phase, behind all that it must not overtake.
+        """Queue an item on a lane, behind all that it must not overtake.
 
-        It waits, by order on the device, for items on other lanes whose units meet its own, and for earlier
-        layers of its own batch.
+        It waits, by order on the device, for items on other lanes whose units meet its own, for earlier items
+        of its own batch, and for the decode step before it.
         """
-        lane = self.device.lane(phase, units)
+        chained = decode is not None or isinstance(work, DecodeWork)
         after = [
             flight.item_id
             for flight in self.flights.values()
             if flight.lane is not lane
-            and (flight.meets(lane.units) or (job is not None and flight.job is job))
+            and (
+                flight.meets(lane.units)
+                or (job is not None and flight.job is job)
+                or (chained and (flight.decode is not None or isinstance(flight.work, DecodeWork)))
+            )
         ]
+        older = [flight.item_id for flight in self.flights.values() if flight.lane is lane]
+        chunk = range(0) if job is None else job.chunk
         item = Item(
             self.next_item,
             work,
             layers.start,
             layers.stop,
             layers.stop == self.device.layers,
-            last_token=sum(work.new_tokens) if isinstance(work, PrefillWork) else 0,
+            chunk.start,
+            chunk.stop,
+            decode,
         )
         self.next_item += 1
-        shared = self.others_busy(lane)
-        self.flights[item.item_id] = Flight(item.item_id, lane, phase, work, len(layers), job, shared)
+        self.flights[item.item_id] = Flight(
+            item_id=item.item_id,
+            lane=lane,
+            phase=phase,
+            work=work,
+            layers=len(layers),
+            job=job,
+            load=NO_LOAD if job is None else job.begun,
+            decode=decode,
+            waits_for=(*after, *older),
+            runnable_ns=now_ns,
+            shared=self.others_busy(lane),
+        )
         self.device.launch(lane, item, after)
 
-    def ended(self, item_id: int) -> Flight | None:
+    def ended(self, item_id: int, now_ns: int) -> Flight | None:
         """Take an item out; None for one of an older generation."""
-        return self.flights.pop(item_id, None)
+        ended = self.flights.pop(item_id, None)
+        for flight in self.flights.values():
+            if item_id in flight.waits_for:
+                flight.runnable_ns = now_ns
+        return ended
 
     def others_busy(self, lane: Lane) -> bool:
         return any(flight.lane is not lane for flight in self.flights.values())
@@ -67,31 +116,34 @@ class LaneTable:
         return any(isinstance(flight.work, ProbeWork) for flight in self.flights.values())
 
     def measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:
-        """What the estimator learns from an item; None for a probe, which is reported by itself."""
+        """What the estimator learns from an item; None for a probe, which is reported by itself, and for a
+        fused step, which is neither phase alone."""
         work = flight.work
-        if isinstance(work, ProbeWork):
+        if isinstance(work, ProbeWork) or flight.decode is not None:
             return None
         return ItemMeasured(
             phase=flight.phase,
             units=len(flight.lane.units),
             rows=work.rows,
-            new_tokens=work.rows if flight.job is None else flight.job.new_tokens,
-            pairs=0 if flight.job is None else flight.job.pairs,
+            new_tokens=work.rows if flight.job is None else flight.load.new_tokens,
+            pairs=flight.load.pairs,
             context_tokens=work.context_tokens if isinstance(work, DecodeWork) else 0,
             layers=flight.layers,
             elapsed_ns=done.ended_ns - done.started_ns,
             shared=flight.shared or self.others_busy(flight.lane),
         )
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self, now_ns: int) -> list[dict[str, Any]]:
         return [
             {
                 "lane": flight.lane.name,
-                "phase": str(flight.phase),
+                "phase": "fused" if flight.decode is not None else str(flight.phase),
                 "rows": flight.work.rows,
                 "layers": flight.layers,
-                "layers_left": 0 if flight.job is None else flight.job.layers_left,
-                "tokens": 0 if flight.job is None else flight.job.new_tokens,
+                "layers_left": 0 if flight.job is None else flight.job.view().layers_left,
+                "tokens": flight.load.new_tokens,
+                "running_ms": (now_ns - flight.runnable_ns) // 1_000_000,
+                "stuck": flight.stuck,
             }
             for flight in self.flights.values()
         ]

@@ -90,6 +90,9 @@ class PrefillDone(Message, frozen=True):
     """A decode step is in flight, which these rows are not in."""
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    step: DecodeStepDone | None = None
+    """The decode step of the same fused item: decode hears of both at once, so that its next step has the
+    new rows."""
 
 
 class PrefillFailed(Message, frozen=True):
@@ -113,6 +116,16 @@ class DecodeFloorReached(Message, frozen=True):
     """arbiter -> arbiter, by timer: look whether a decode step was held for too long."""
 
 
+class StepLaunched(Message, frozen=True):
+    """arbiter -> decode: this version of a step is on its lane; the next one may be submitted.
+
+    Only where the device can queue a step behind one whose tokens the host has not seen.
+    """
+
+    step_id: int
+    version: int
+
+
 class DecodeStepDone(Message, frozen=True):
     """arbiter -> decode: all tokens of a step."""
 
@@ -130,6 +143,26 @@ class DecodeFailed(Message, frozen=True):
     step_id: int
     version: int
     reason: str
+
+
+class LookForStuckItems(Message, frozen=True):
+    """arbiter -> arbiter, by timer: see whether an item takes far longer than it should."""
+
+
+class LaneStuck(Message, frozen=True):
+    """arbiter -> gateway: an item does not end. Its requests fail, and so do those that would wait for it."""
+
+    lane: str
+    requests: tuple[int, ...]
+    decoding: bool
+    """Decode needs the lane: no live request can go on. Otherwise those that decode go on."""
+    reason: str
+
+
+class LaneMoved(Message, frozen=True):
+    """arbiter -> gateway: the item that was stuck ended after all."""
+
+    lane: str
 
 
 class ItemMeasured(Message, frozen=True):
@@ -189,7 +222,10 @@ class PeerGone(Message, frozen=True):
 
 
 class PeerSlow(Message, frozen=True):
-    """ingress -> gateway: the bounded queue of frames to this peer is full; this frame was not sent."""
+    """ingress -> gateway: this peer does not read; these frames were not sent and never will be."""
 
     peer: bytes
     payload: bytes
+    """The oldest of them."""
+    more: tuple[bytes, ...] = ()
+    """Those behind it, in their order."""

@@ -38,6 +38,10 @@ class Policy(Protocol):
         """Whether any rule looks at the priority of a request; else a priority has no effect."""
 
     @property
+    def reads_deadline(self) -> bool:
+        """Whether any rule looks at the deadline of a request or batch, or at what is left until it."""
+
+    @property
     def known_classes(self) -> tuple[str, ...]:
         """Classes of requests that it tells apart; a request of another class is like one without."""
 

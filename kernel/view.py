@@ -183,3 +183,6 @@ class Limits(msgspec.Struct, frozen=True):
     """A decode step that waited this long is launched whatever the policy says."""
     queue_bound: int
     """Requests that may wait for prefill."""
+    decode_ahead: int = 0
+    """Decode steps that may be queued behind the one that runs, before its tokens are seen: 0 or 1, where the
+    device can. It hides the host's time between two steps; a newcomer joins one step later."""

@@ -210,6 +210,32 @@ class Split(msgspec.Struct, frozen=True, order=True):
     prefill_units: int
 
 
+class ChunkRow(msgspec.Struct, frozen=True):
+    """The part of a row that a prefill chunk computes."""
+
+    row: int
+    first: int
+    """Place of its first token in the work's tokens."""
+    new_tokens: int
+    reused_tokens: int
+    """Tokens of the row whose KV is in its pages by then: those that were reused, and earlier chunks'."""
+    ends: bool
+    """The chunk holds the row's last token, so that the row is sampled."""
+
+
+def chunk_rows(work: PrefillWork, tokens: range) -> tuple[ChunkRow, ...]:
+    """The rows that a chunk meets, in order; `tokens` is a range of the work's tokens and not empty."""
+    rows = []
+    begin = 0
+    for row, (new, reused) in enumerate(zip(work.new_tokens, work.reused_tokens, strict=True)):
+        end = begin + new
+        first, last = max(begin, tokens.start), min(end, tokens.stop)
+        if first < last:
+            rows.append(ChunkRow(row, first, last - first, reused + first - begin, last == end))
+        begin = end
+    return tuple(rows)
+
+
 def attention_pairs(new_tokens: tuple[int, ...], reused_tokens: tuple[int, ...]) -> int:
     """Query-key pairs a causal prefill computes per head: sum of n * (n + 1) / 2 + n * r."""
     pairs = 0

@@ -35,6 +35,11 @@ from muxk.policies.schema import DEFAULTS, PolicySource, RuleSource, read_policy
 from muxk.policies.units import TtftSlo, Type
 
 _PRIORITIES = frozenset({"request.priority", "head.priority"})
+_DEADLINES = frozenset(
+    f"{who}.{what}"
+    for who in ("request", "head", "running", "parked", "candidate")
+    for what in ("deadline", "slack")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,8 @@ class CompiledPolicy:
     description: str = ""
     reads_priority: bool = False
     """Whether any rule that can be reached looks at the priority of a request."""
+    reads_deadline: bool = False
+    """The same of a deadline."""
     known_classes: tuple[str, ...] = ()
     """Classes of requests that the policy tells apart."""
 
@@ -179,6 +186,7 @@ def compile_policy(
         points=points,
         description=source.description,
         reads_priority=_mentions(points, _PRIORITIES),
+        reads_deadline=_mentions(points, _DEADLINES),
     )
 
 

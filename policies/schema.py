@@ -41,7 +41,7 @@ _SPEC: Mapping[str, str] = {
 _MERGED = ("slo", "params", "limits")
 """Sections that a policy inherits key by key; others are replaced as a whole."""
 _SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
-_LIMITS: Mapping[str, str] = {"backlog": "", "decode_floor": "", "queue": ""}
+_LIMITS: Mapping[str, str] = {"backlog": "", "decode_ahead": "", "decode_floor": "", "queue": ""}
 _RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
@@ -224,6 +224,7 @@ def _limits(node: Node | None, context: Context) -> Limits:
         backlog=_whole_number(found.get("backlog"), 1, 4, context),
         decode_floor_ns=_duration(found.get("decode_floor"), "limits", context),
         queue_bound=_whole_number(found.get("queue"), 1, 1_000_000, context),
+        decode_ahead=_whole_number(found.get("decode_ahead"), 0, 1, context),
     )
 
 

@@ -17,20 +17,26 @@ import numpy.typing as npt
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.work import (
     PAGE_SIZE,
+    ChunkRow,
     DecodeWork,
     Item,
     Phase,
     PrefillWork,
     ProbeWork,
+    RowLogprobs,
     SamplingColumns,
     Split,
+    StepOutput,
     attention_pairs,
+    chunk_rows,
     int32_array,
     int32_bytes,
 )
 
 END_TOKEN = 256
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+KEPT_STEPS = 1
+"""Decode steps before the last whose tokens are kept for those that follow."""
 END_EVERY = 509
 """One sampled token in so many is the end token."""
 
@@ -81,13 +87,14 @@ class SimDevice:
         pages: int = 513,
         costs: SimCosts | None = None,
         granularity: int = 1,
+        chunk_tokens_max: int = 1 << 20,
     ) -> None:
         self.name = f"sim:{units}"
         self.units = units
         self.layers = layers
         self.pages = pages
-        self.chunk_tokens_max = 1 << 20
-        self.decode_ahead = 0
+        self.chunk_tokens_max = chunk_tokens_max
+        self.decode_ahead = 1
         self._costs = costs or SimCosts()
         self._granularity = granularity
         self._slots: npt.NDArray[np.int64] = np.full(pages * PAGE_SIZE, -1, dtype=np.int64)
@@ -95,6 +102,7 @@ class SimDevice:
         self._lanes: dict[tuple[Phase, int], SimLane] = {}
         self._ends_ns: dict[int, int] = {}
         self._touches: list[_Touch] = []
+        self._steps: dict[int, npt.NDArray[np.int32]] = {}
         self._port: DevicePort | None = None
 
     def splits(self) -> tuple[Split, ...]:
@@ -127,9 +135,12 @@ class SimDevice:
         lane.free_ns = ends_ns
         self._ends_ns = {i: ns for i, ns in self._ends_ns.items() if ns > now_ns}
         self._ends_ns[item.item_id] = ends_ns
-        self._check_pages(item, now_ns, ends_ns)
-        tokens = self._run(item)
-        done = ItemDone(item.item_id, begins_ns, ends_ns, tokens)
+        touches = _touches_of(item)
+        self._check_pages(touches, now_ns, ends_ns)
+        decode = None if item.decode is None else self._decode(item.decode)
+        output = self._run(item)
+        logprobs = output.logprobs
+        done = ItemDone(item.item_id, begins_ns, ends_ns, output.tokens, logprobs, decode=decode)
         self._port.post_after(ends_ns - now_ns, done)
 
     def discard(self, batch_id: int) -> None:
@@ -137,6 +148,7 @@ class SimDevice:
 
     def reset(self) -> None:
         self._touches.clear()
+        self._steps.clear()
 
     def close(self) -> None:
         self._lanes.clear()
@@ -149,14 +161,25 @@ class SimDevice:
         layers = item.last_layer - item.first_layer
         work = item.work
         if isinstance(work, PrefillWork):
-            pairs = attention_pairs(work.new_tokens, work.reused_tokens)
-            return self._prefill_ns(layers, sum(work.new_tokens), pairs, share)
+            return self._chunk_ns(item, work, layers, share)
         if isinstance(work, DecodeWork):
             return self._decode_ns(work.rows, work.context_tokens, share)
         if work.phase is Phase.DECODE:
             return self._decode_ns(work.rows, work.rows * work.context_tokens, share)
         pairs = attention_pairs((work.new_tokens,) * work.rows, (work.context_tokens,) * work.rows)
         return self._prefill_ns(layers, work.rows * work.new_tokens, pairs, share)
+
+    def _chunk_ns(self, item: Item, work: PrefillWork, layers: int, share: float) -> int:
+        """A fused step reads the weights once: the decode step's base pays for that of the layers."""
+        rows = chunk_rows(work, range(item.first_token, item.last_token))
+        pairs = attention_pairs(
+            tuple(row.new_tokens for row in rows), tuple(row.reused_tokens for row in rows)
+        )
+        cost_ns = self._prefill_ns(layers, item.last_token - item.first_token, pairs, share)
+        if item.decode is None:
+            return cost_ns
+        base_ns = round(layers * self._costs.prefill_layer_base_ns / share)
+        return cost_ns - base_ns + self._decode_ns(item.decode.rows, item.decode.context_tokens, share)
 
     def _decode_ns(self, rows: int, context_tokens: int, share: float) -> int:
         costs = self._costs
@@ -169,58 +192,134 @@ class SimDevice:
         layer = costs.prefill_layer_base_ns + new_tokens * costs.prefill_token_ns
         return round(layers * (layer + pairs * costs.prefill_pair_ns) / share)
 
-    def _check_pages(self, item: Item, now_ns: int, ends_ns: int) -> None:
+    def _check_pages(self, touches: Sequence[_Reach], now_ns: int, ends_ns: int) -> None:
         """Refuse an item that writes a page which an older item of other requests may still touch."""
-        work = item.work
-        if isinstance(work, ProbeWork):
-            return
         self._touches = [touch for touch in self._touches if touch.ends_ns > now_ns]
-        written = frozenset(self._written_slots(work) // PAGE_SIZE)
-        for touch in self._touches:
-            if written & touch.pages and not set(touch.requests) & set(work.requests):
-                raise PageMisuse(f"pages {sorted(written & touch.pages)} are in flight for {touch.requests}")
-        pages = frozenset(int32_array(work.page_table).tolist()) - {0}
-        self._touches.append(_Touch(ends_ns, work.requests, pages))
+        for reach in touches:
+            for touch in self._touches:
+                both = reach.written & touch.pages
+                if both and not set(touch.requests) & set(reach.requests):
+                    raise PageMisuse(f"pages {sorted(both)} are in flight for {touch.requests}")
+            self._touches.append(_Touch(ends_ns, reach.requests, reach.pages))
 
-    def _written_slots(self, work: PrefillWork | DecodeWork) -> npt.NDArray[np.int64]:
-        table = _table(work)
-        if isinstance(work, DecodeWork):
-            return _slots_of(table, np.arange(work.rows), int32_array(work.positions).astype(np.int64))
-        rows = np.repeat(np.arange(work.rows), work.new_tokens)
-        positions = np.concatenate(
-            [np.arange(r, r + n) for n, r in zip(work.new_tokens, work.reused_tokens, strict=True)]
-        )
-        return _slots_of(table, rows, positions)
-
-    def _run(self, item: Item) -> bytes:
+    def _run(self, item: Item) -> StepOutput:
         work = item.work
-        if isinstance(work, ProbeWork) or not item.is_last:
-            return b""
-        self._slots[self._written_slots(work)] = int32_array(work.tokens)
-        return int32_bytes(self._sample(_table(work), self._lengths(work), work.sampling))
-
-    def _lengths(self, work: PrefillWork | DecodeWork) -> list[int]:
-        """Context of each row once the work is done."""
         if isinstance(work, DecodeWork):
-            return [position + 1 for position in int32_array(work.positions).tolist()]
-        return [new + reused for new, reused in zip(work.new_tokens, work.reused_tokens, strict=True)]
+            return self._decode(work)
+        if isinstance(work, ProbeWork) or not item.is_last:
+            return StepOutput()
+        return self._prefill(work, range(item.first_token, item.last_token))
+
+    def _prefill(self, work: PrefillWork, tokens: range) -> StepOutput:
+        """Write the chunk's tokens, sample the rows that end in it."""
+        rows = chunk_rows(work, tokens)
+        table = _table(work)
+        self._slots[_chunk_slots(table, rows)] = int32_array(work.tokens)[tokens.start : tokens.stop]
+        ended = [row for row in rows if row.ends]
+        indices = [row.row for row in ended]
+        lengths = [row.new_tokens + row.reused_tokens for row in ended]
+        sampled = self._sample(table, indices, lengths, work.sampling)
+        return StepOutput(int32_bytes(sampled), _logprobs(work.sampling, indices, lengths, sampled))
+
+    def _decode(self, work: DecodeWork) -> StepOutput:
+        table = _table(work)
+        tokens = int32_array(work.tokens).copy()
+        if work.carried_rows:
+            tokens[int32_array(work.carried_rows)] = self._steps[work.after_step][
+                int32_array(work.carried_from)
+            ]
+        positions = int32_array(work.positions).astype(np.int64)
+        rows = np.arange(work.rows)
+        self._slots[_slots_of(table, rows, positions)] = tokens
+        lengths = (positions + 1).tolist()
+        sampled = self._sample(table, rows.tolist(), lengths, work.sampling)
+        self._steps = {step: kept for step, kept in self._steps.items() if step >= work.step_id - KEPT_STEPS}
+        self._steps[work.step_id] = np.array(sampled, dtype=np.int32)
+        return StepOutput(int32_bytes(sampled), _logprobs(work.sampling, rows.tolist(), lengths, sampled))
 
     def _sample(
-        self, table: npt.NDArray[np.int32], lengths: list[int], sampling: SamplingColumns
+        self,
+        table: npt.NDArray[np.int32],
+        rows: list[int],
+        lengths: list[int],
+        sampling: SamplingColumns,
     ) -> list[int]:
+        """One token for each of `rows`, whose contexts have `lengths` tokens."""
         temperatures = np.frombuffer(sampling.temperature, dtype="<f4")
         seeds = np.frombuffer(sampling.seed, dtype="<u8")
         choices = np.frombuffer(sampling.choice, dtype="<u4")
+        banned = {extras.row: int32_array(extras.banned).tolist() for extras in sampling.extras}
         tokens = []
-        for row, length in enumerate(lengths):
+        for row, length in zip(rows, lengths, strict=True):
             positions = np.arange(length)
             context = self._slots[_slots_of(table, np.full(length, row), positions)].astype(np.uint64)
             with np.errstate(over="ignore"):
                 mixed = int(((context + np.uint64(1)) * self._powers[:length]).sum())
             if temperatures[row] > 0:
                 mixed ^= _mix(int(seeds[row]) ^ _mix(length) ^ _mix(int(choices[row]) << 32))
-            tokens.append(_token_of(_mix(mixed)))
+            tokens.append(_allowed_token(_mix(mixed), banned.get(row, ())))
         return tokens
+
+
+def _allowed_token(mixed: int, banned: Sequence[int]) -> int:
+    token = _token_of(mixed)
+    while token in banned:
+        mixed = _mix(mixed + 1)
+        token = _token_of(mixed)
+    return token
+
+
+def _logprobs(
+    sampling: SamplingColumns, rows: list[int], lengths: list[int], tokens: list[int]
+) -> tuple[RowLogprobs, ...]:
+    """A certain token for each row that asks: this device knows no probabilities."""
+    asked = {extras.row for extras in sampling.extras if extras.logprobs is not None}
+    return tuple(
+        RowLogprobs(place, length, token, 0.0, 1, (token,), (0.0,))
+        for place, (row, length, token) in enumerate(zip(rows, lengths, tokens, strict=True))
+        if row in asked
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What a part of an item may touch."""
+
+    requests: tuple[int, ...]
+    pages: frozenset[int]
+    written: frozenset[int]
+
+
+def _touches_of(item: Item) -> list[_Reach]:
+    work = item.work
+    found = []
+    if isinstance(work, PrefillWork):
+        found.append(_prefill_reach(work, range(item.first_token, item.last_token)))
+    step = work if isinstance(work, DecodeWork) else item.decode
+    if step is not None:
+        table = _table(step)
+        positions = int32_array(step.positions).astype(np.int64)
+        written = frozenset((_slots_of(table, np.arange(step.rows), positions) // PAGE_SIZE).tolist())
+        found.append(_Reach(step.requests, frozenset(table.ravel().tolist()) - {0}, written))
+    return found
+
+
+def _prefill_reach(work: PrefillWork, tokens: range) -> _Reach:
+    """Only rows of the chunk: the pages of a row that ended before may be somebody else's by now."""
+    rows = chunk_rows(work, tokens)
+    table = _table(work)
+    written = frozenset((_chunk_slots(table, rows) // PAGE_SIZE).tolist())
+    indices = [row.row for row in rows]
+    pages = frozenset(table[indices].ravel().tolist()) - {0}
+    return _Reach(tuple(work.requests[row] for row in indices), pages, written)
+
+
+def _chunk_slots(table: npt.NDArray[np.int32], rows: Sequence[ChunkRow]) -> npt.NDArray[np.int64]:
+    owners = np.repeat([row.row for row in rows], [row.new_tokens for row in rows])
+    positions = np.concatenate(
+        [np.arange(row.reused_tokens, row.reused_tokens + row.new_tokens) for row in rows]
+    )
+    return _slots_of(table, owners, positions)
 
 
 def _powers_of_factor(count: int) -> npt.NDArray[np.uint64]:

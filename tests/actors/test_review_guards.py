@@ -34,8 +34,14 @@ class FreakDevice(SimDevice):
 
 
 def residency(server: VirtualServer) -> Counter[str]:
-    """Milliseconds in each split so far."""
-    return Counter(server.describe("arbiter")["split_residency_ms"])
+    """Milliseconds in each split so far; those in which decode runs alone count as one.
+
+    This device's decode is as fast on 2 units as on all, so that nothing hangs on which of them it is.
+    """
+    found: Counter[str] = Counter()
+    for split, ms in server.describe("arbiter")["split_residency_ms"].items():
+        found["alone" if split.endswith("+0") else split] += ms
+    return found
 
 
 def serve(freaks: int) -> tuple[Counter[str], dict[str, float]]:

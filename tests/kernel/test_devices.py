@@ -103,7 +103,7 @@ GREEDY = SamplingColumns(b"\0\0\0\0", b"\0\0\x80\x3f", b"\0\0\0\0", bytes(8), b"
 def prefill_item(item_id: int, first: int, last: int, batch_id: int = 1) -> Item:
     tokens = b"\1\0\0\0" * 20
     work = PrefillWork(batch_id, (batch_id,), tokens, (20,), (0,), b"\1\0\0\0\2\0\0\0", 2, GREEDY)
-    return Item(item_id, work, first, last, last == LAYERS)
+    return Item(item_id, work, first, last, last == LAYERS, last_token=20)
 
 
 def decode_item(item_id: int) -> Item:

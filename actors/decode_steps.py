@@ -1,0 +1,105 @@
+"""The decode steps between their submission and their end, as the decode actor counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muxk.actors.decode_batch import DecodeBatch, Row
+from muxk.kernel.work import DecodeWork
+
+
+@dataclass
+class Step:
+    """A decode step that was submitted and has not ended."""
+
+    versions: dict[int, DecodeWork] = field(default_factory=dict)
+    """What was submitted of it, each replacing the one before unless that is launched already."""
+    launched: int | None = None
+    """The version that the arbiter said is on a lane; the others are gone then."""
+
+
+@dataclass
+class Steps:
+    """Steps in flight, oldest first: those on lanes, and at most one behind them that waits.
+
+    The host knows all tokens but those of steps on lanes. A step is only submitted while at most one is
+    known to be there, so that each of its rows lacks at most one token.
+    """
+
+    newest: int = 0
+    outstanding: dict[int, Step] = field(default_factory=dict)
+
+    @property
+    def on_lanes(self) -> list[int]:
+        """Steps that are known to be launched."""
+        return [step_id for step_id, step in self.outstanding.items() if step.launched is not None]
+
+    @property
+    def waiting(self) -> Step | None:
+        """The step of which a newer version may still be taken."""
+        step = self.outstanding.get(self.newest)
+        return None if step is None or step.launched is not None else step
+
+    @property
+    def may_open(self) -> bool:
+        """A step after the newest may be submitted."""
+        return self.waiting is None and len(self.on_lanes) <= 1
+
+    def running(self, decode_running: bool) -> int | None:
+        """The newest step on a lane: no row that joins now is in it.
+
+        `decode_running` is what the arbiter says, for devices where it does not tell of launches.
+        """
+        if self.on_lanes:
+            return self.on_lanes[-1]
+        return next(iter(self.outstanding)) if decode_running and self.outstanding else None
+
+    def submit(self, batch: DecodeBatch) -> DecodeWork | None:
+        """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
+        rows = batch.ready()
+        step = self.waiting
+        if not rows or (step is None and not self.may_open):
+            return None
+        if step is None:
+            self.newest += 1
+            step = self.outstanding[self.newest] = Step()
+        version = len(step.versions) + 1
+        work = batch.work(rows, self.newest, version, self._on_lane())
+        step.versions[version] = work
+        for row in rows:
+            row.steps += 1
+        return work
+
+    def _on_lane(self) -> DecodeWork | None:
+        """What runs of the step that rows get carried tokens from."""
+        for step in self.outstanding.values():
+            if step.launched is not None:
+                return step.versions[step.launched]
+        return None
+
+    def launch(self, step_id: int, version: int, rows: dict[int, Row]) -> bool:
+        """Note that a version is on its lane; False for a step that has ended."""
+        step = self.outstanding.get(step_id)
+        if step is None:
+            return False
+        for other, work in step.versions.items():
+            for request_id in work.requests:
+                if other == version:
+                    rows[request_id].ahead += 1
+                else:
+                    rows[request_id].steps -= 1
+        step.versions = {version: step.versions[version]}
+        step.launched = version
+        return True
+
+    def end(self, step_id: int, version: int, rows: dict[int, Row]) -> tuple[int, ...]:
+        """The requests of the version that ran; no version of this step can run any more."""
+        step = self.outstanding.pop(step_id)
+        for work in step.versions.values():
+            for request_id in work.requests:
+                rows[request_id].steps -= 1
+        ran = step.versions[version].requests
+        if step.launched is not None:
+            for request_id in ran:
+                rows[request_id].ahead -= 1
+        return ran
