@@ -36,6 +36,8 @@ from muxk.kernel.actor import Actor
 from muxk.kernel.messages import (
     EngineFailed,
     FrameReceived,
+    LaneMoved,
+    LaneStuck,
     PeerGone,
     PeerSlow,
     SendFrame,
@@ -158,6 +160,8 @@ class Gateway(Actor):
         """(code, message) when no request of so many choices can be taken now."""
         if self.state.draining:
             return "draining", "the server is draining and takes no new requests"
+        for reason in self.state.stuck_lanes.values():
+            return "engine_failed", reason
         if len(self.state.live) + choices > LIVE_MAX:
             return "overloaded", f"{LIVE_MAX} requests are live, the bound of this server"
         if self.state.live_of(peer) + choices > LIVE_PER_PEER_MAX:
@@ -246,6 +250,22 @@ class Gateway(Actor):
             self.state.end_for_client(request)
         self._stop_if_drained()
 
+    def on_lane_stuck(self, message: LaneStuck) -> None:
+        """Fail who waits for the lane, and take nobody new; pages stay with the item until it ends."""
+        self.state.stuck_lanes[message.lane] = message.reason
+        stuck = frozenset(message.requests)
+        for choice_id, choice in list(self.state.live.items()):
+            request = choice.request
+            waits = message.decoding or choice_id in stuck or choice.last_token_ns == 0
+            if waits and not request.ended:
+                self.state.failed += 1
+                self.tell(request.peer, wire.Failed(request.name, "engine_failed", message.reason))
+                self.state.end_for_client(request)
+                self._abort_choices(request)
+
+    def on_lane_moved(self, message: LaneMoved) -> None:
+        self.state.stuck_lanes.pop(message.lane, None)
+
     # --- peers ---
 
     def on_peer_gone(self, message: PeerGone) -> None:
@@ -302,6 +322,7 @@ class Gateway(Actor):
         state = self.state
         self._admin.actors_were_rebuilt()
         state.ready = False
+        state.stuck_lanes.clear()
         reason = f"{message.actor} failed and was restarted: {message.reason}"
         requests = [request for of_peer in state.names.values() for request in of_peer.values()]
         state.live.clear()

@@ -130,6 +130,8 @@ class GatewayState:
     seeds_drawn: int = 0
     ready: bool = False
     draining: bool = False
+    stuck_lanes: dict[str, str] = field(default_factory=dict)
+    """Lanes whose item does not end, and why that is known; nobody new is taken meanwhile."""
     accepted: int = 0
     refused: int = 0
     failed: int = 0
@@ -203,7 +205,8 @@ class GatewayState:
         shown: dict[str, Any] = {
             "policy": self.policy_name,
             "policy_sha": self.policy_sha,
-            "ready": self.ready,
+            "ready": self.ready and not self.stuck_lanes,
+            "stuck_lanes": dict(self.stuck_lanes),
             "draining": self.draining,
             "clients": len(self.names),
             "live": len(self.live),

@@ -22,6 +22,8 @@ GatewayInbox = (
     | m.PolicyCompiled
     | m.KeepAlive
     | k.StateReported
+    | k.LaneStuck
+    | k.LaneMoved
     | k.EngineFailed
 )
 TokenizerInbox = (
