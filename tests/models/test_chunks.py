@@ -119,16 +119,17 @@ def test_fused_steps_give_the_tokens_of_separate_ones(
         assert request.output[:STEPS] == tokens[: len(request.output)]
 
 
-def test_a_fused_step_writes_the_same_bits_as_separate_ones(exact_runner: ModelRunner) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_fused_step_writes_the_same_bits_as_separate_ones(exact_runner: ModelRunner, rows: int) -> None:
     """Keys and values of the last layer come from all products and attentions before it."""
     pools = []
     for fused in (True, False):
         exact_runner.kv[-1].keys.zero_()
         exact_runner.kv[-1].values.zero_()
         driver = Driver(exact_runner)
-        decoding = started(driver, PROMPTS[:3])
+        decoding = started(driver, PROMPTS[:rows])
         work = driver.prefill_work([driver.request(prompt, STEPS) for prompt in PROMPTS[3:]])
-        for tokens in (range(30), range(30, 57), range(57, 73)):
+        for tokens in (range(1), range(1, 30), range(30, 57), range(57, 73)):
             step = driver.decode_work(decoding)
             if fused:
                 decoded, prefilled = exact_runner.fused(step, work, tokens)
@@ -155,19 +156,24 @@ def test_a_prompt_may_reuse_a_page_whose_last_token_the_fused_step_writes(runner
     assert int32_array(prefilled.tokens).tolist() == wanted
 
 
-def sampling_for(rows: int) -> SamplingColumns:
-    """Greedy rows beside drawn ones, and penalties on the last, which count carried tokens too."""
-    drawn = columns(rows, temperature=[0.0, 1.5] * (rows // 2), seed=range(rows))
-    return msgspec.structs.replace(drawn, extras=(RowExtras(row=rows - 1, repetition_penalty=1.7),))
+def taking_turns(requests: list[Generation]) -> SamplingColumns:
+    """A bias to a few tokens of each row's own, and a penalty on each time one was generated.
 
-
-def with_generated(sampling: SamplingColumns, requests: list[Generation]) -> SamplingColumns:
-    extra = sampling.extras[0]
-    request = requests[extra.row]
-    extra = msgspec.structs.replace(
-        extra, prompt=int32_bytes(request.prompt), generated=int32_bytes(request.output)
+    So what a row says next depends on every token that it has said, the carried one too.
+    """
+    extras = tuple(
+        RowExtras(
+            row=row,
+            frequency_penalty=3.0,
+            repetition_penalty=1.1,
+            prompt=int32_bytes(request.prompt),
+            generated=int32_bytes(request.output),
+            bias_ids=int32_bytes([row * 4, row * 4 + 1, row * 4 + 2]),
+            bias_values=np.array([60.0, 58.0, 56.0], dtype="<f4").tobytes(),
+        )
+        for row, request in enumerate(requests)
     )
-    return msgspec.structs.replace(sampling, extras=(extra,))
+    return columns(len(requests), extras, temperature=[0.0, 0.5] * 2, seed=range(4))
 
 
 def test_carried_tokens_give_what_known_ones_do(runner: ModelRunner) -> None:
@@ -175,19 +181,20 @@ def test_carried_tokens_give_what_known_ones_do(runner: ModelRunner) -> None:
     for ahead in (0, 1):
         driver = Driver(runner)
         requests = started(driver, PROMPTS[:4])
-        pending = driver.decode_work(requests, with_generated(sampling_for(4), requests))
+        pending = driver.decode_work(requests, taking_turns(requests))
         tokens = runner.decode(pending).tokens
         for _ in range(8):
             if not ahead:
                 take(requests, tokens)
-            step = driver.decode_work(requests, with_generated(sampling_for(4), requests), ahead=ahead)
+            step = driver.decode_work(requests, taking_turns(requests), ahead=ahead)
             if ahead:
                 take(requests, tokens)
             tokens = runner.decode(step).tokens
         take(requests, tokens)
         outputs.append([request.output for request in requests])
     assert outputs[0] == outputs[1]
-    assert len(set(outputs[0][1])) > 1
+    for row, output in enumerate(outputs[0]):
+        assert set(output[1:]) == {row * 4, row * 4 + 1, row * 4 + 2}
 
 
 def test_some_rows_of_a_step_may_be_carried_from_other_rows_of_a_fused_step(
