@@ -68,6 +68,45 @@ def add_rope_scaling(writer: gguf.GGUFWriter, scaling: RopeScaling | None) -> No
             assert scaling is None
 
 
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "IQ4_NL": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+"""Where the half-precision numbers of a block lie."""
+
+
+def random_blocks(
+    kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int = 0
+) -> NDArray[np.uint8]:
+    """Every pattern of codes and scales, with the half-precision numbers finite: uint8[rows, bytes]."""
+    generator = np.random.default_rng(seed)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = generator.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
+    for place in HALVES[kind.name]:
+        raw[:, place : place + 2] = generator.normal(size=(len(raw), 1)).astype("<f2").view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def quantised(data: NDArray[np.float32], kind: str) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+    """A tensor in a ggml type where that has its shape; random blocks where the package cannot quantise."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    if data.ndim != 2 or data.shape[1] % gguf.GGML_QUANT_SIZES[type_][0]:
+        type_ = gguf.GGMLQuantizationType.F32
+    try:
+        return gguf.quants.quantize(data, type_), type_
+    except NotImplementedError:
+        return random_blocks(type_, *data.shape), type_
+
+
 def write_gguf(path: Path, weights: RandomWeights, kind: str = "F32") -> Path:
     """As llama.cpp's converter does: queries and keys of llama permuted to pairs."""
     config = weights.config
@@ -87,9 +126,8 @@ def write_gguf(path: Path, weights: RandomWeights, kind: str = "F32") -> Path:
         data = tensor.numpy()
         if config.permuted_in_gguf and (".q_proj." in name or ".k_proj." in name):
             data = permuted(data, data.shape[0] // config.head_dim)
-        quantised = kind if data.ndim == 2 and data.shape[1] % 32 == 0 else "F32"
-        type_ = gguf.GGMLQuantizationType[quantised]
-        writer.add_tensor(gguf_tensor_name(name), gguf.quants.quantize(data, type_), raw_dtype=type_)
+        raw, type_ = quantised(data, kind)
+        writer.add_tensor(gguf_tensor_name(name), raw, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

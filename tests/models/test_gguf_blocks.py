@@ -5,46 +5,22 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+from checkpoint_files import HALVES, random_blocks
 from muxk.models.gguf_blocks import QuantisedMatrix, concat, quantised_matrix
-from numpy.typing import NDArray
 
 Kind = gguf.GGMLQuantizationType
-HALVES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "IQ4_NL": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
-"""Where the half-precision numbers of a block lie."""
 ROWS, COLUMNS = 7, 768
 
 
-def random_bytes(kind: Kind, seed: int = 0) -> NDArray[np.uint8]:
-    """Every pattern of codes and scales, with the half-precision scales finite."""
-    generator = np.random.default_rng(seed)
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
-    raw = generator.integers(0, 256, (ROWS * COLUMNS // elements, size), dtype=np.uint8)
-    for place in HALVES[kind.name]:
-        raw[:, place : place + 2] = generator.normal(size=(len(raw), 1)).astype("<f2").view(np.uint8)
-    return raw.reshape(ROWS, -1)
-
-
 def matrix(name: str, seed: int = 0) -> QuantisedMatrix:
-    found = quantised_matrix(random_bytes(Kind[name], seed), ROWS, Kind[name])
+    found = quantised_matrix(random_blocks(Kind[name], ROWS, COLUMNS, seed), ROWS, Kind[name])
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("name", HALVES)
 def test_the_weights_are_bit_for_bit_those_of_the_gguf_package(name: str) -> None:
-    raw, found = random_bytes(Kind[name]), matrix(name)
+    raw, found = random_blocks(Kind[name], ROWS, COLUMNS), matrix(name)
     wanted = gguf.quants.dequantize(raw, Kind[name])
     assert found.shape == (ROWS, COLUMNS)
     assert found.scales.shape == (ROWS, COLUMNS // found.block)
