@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_admin import GatewayAdmin
-from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
 from muxk.actors.messages import (
     AbortRequest,
     ChatTurn,
@@ -48,6 +48,9 @@ from muxk.kernel.policy import PolicyBook
 LIVE_MAX = 8192
 """Bound on live requests of all peers."""
 LIVE_PER_PEER_MAX = 2048
+UNREAD_CHARS_MAX = 1 << 26
+"""Bound on the prompts' texts that wait for the tokenizer: requests that fit one by one must not fill the
+memory together."""
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
 SLOW_READER = "the client did not read its events in time, so that some were lost"
@@ -141,23 +144,23 @@ class Gateway(Actor):
         if submit.request_id in state.names.get(peer, {}):
             self.tell(peer, wire.DuplicateRequest(submit.request_id))
             return
-        refusal = self._refusal(peer, 1)
+        refusal = self._refusal(peer, 1, 0)
         if refusal is None:
             try:
                 params = validate(submit, self._limits, state.draw_seed(self._options.seed))
             except Invalid as error:
                 refusal = "invalid", cut(str(error))
             else:
-                refusal = self._refusal(peer, submit.n)
+                refusal = self._refusal(peer, submit.n, text_chars(submit))
         if refusal is not None:
             self.tell(peer, wire.Failed(submit.request_id[:REQUEST_ID_CHARS_MAX], *refusal))
             return
         state.owed.get(peer, {}).pop(submit.request_id, None)
-        request_id = state.add(peer, submit.request_id, submit.n, self.now_ns())
+        request_id = state.add(peer, submit, self.now_ns())
         self.send(self._refs.tokenizer, _encode_request(submit, params, request_id, self.now_ns()))
 
-    def _refusal(self, peer: bytes, choices: int) -> tuple[str, str] | None:
-        """(code, message) when no request of so many choices can be taken now."""
+    def _refusal(self, peer: bytes, choices: int, chars: int) -> tuple[str, str] | None:
+        """(code, message) when no request of so many choices and characters can be taken now."""
         if self.state.draining:
             return "draining", "the server is draining and takes no new requests"
         for reason in self.state.stuck_lanes.values():
@@ -166,6 +169,8 @@ class Gateway(Actor):
             return "overloaded", f"{LIVE_MAX} requests are live, the bound of this server"
         if self.state.live_of(peer) + choices > LIVE_PER_PEER_MAX:
             return "overloaded", f"{LIVE_PER_PEER_MAX} requests of this client are live, the bound"
+        if self.state.unread_chars + chars > UNREAD_CHARS_MAX:
+            return "overloaded", f"prompts of {UNREAD_CHARS_MAX} characters wait to be read, the bound"
         return None
 
     def _abort_named(self, peer: bytes, name: str) -> None:
@@ -198,6 +203,7 @@ class Gateway(Actor):
         request = choice.request
         request.prompt_tokens = message.prompt_tokens
         request.accepted += 1
+        self.state.prompt_was_read(request)
         if not request.ended and request.accepted == len(request.choices):
             self.tell(request.peer, wire.Accepted(request.name, message.prompt_tokens, message.notes))
 

@@ -43,6 +43,8 @@ class Live:
     arrival_ns: int
     choices: dict[int, Choice] = field(default_factory=dict)
     """By internal id, in the order of their indices."""
+    unread_chars: int = 0
+    """Of its prompt's text, until it is tokenised or dropped."""
     accepted: int = 0
     """Choices that wait for prefill, or have done so."""
     prompt_tokens: int = 0
@@ -125,6 +127,8 @@ class GatewayState:
     swaps: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     collections: dict[int, StateCollection] = field(default_factory=dict)
     latency: LatencyWindow = field(default_factory=LatencyWindow)
+    unread_chars: int = 0
+    """Of all requests: what the texts that wait to be tokenised take."""
     last_request: int = 0
     last_ticket: int = 0
     seeds_drawn: int = 0
@@ -141,17 +145,23 @@ class GatewayState:
     slow_peers: int = 0
     tokens: int = 0
 
-    def add(self, peer: bytes, name: str, choices: int, now_ns: int) -> int:
+    def add(self, peer: bytes, submit: wire.Submit, now_ns: int) -> int:
         """Name a new request of a peer: the id of its first choice, those of the others follow."""
         self.accepted += 1
-        request = Live(peer, name, now_ns)
+        request = Live(peer, submit.request_id, now_ns, unread_chars=text_chars(submit))
         first_id = self.last_request + 1
-        for index in range(choices):
+        for index in range(submit.n):
             request.choices[first_id + index] = self.live[first_id + index] = Choice(request, index)
-        self.last_request += choices
-        self.names.setdefault(peer, {})[name] = request
-        self.open_choices[peer] = self.open_choices.get(peer, 0) + choices
+        self.last_request += submit.n
+        self.names.setdefault(peer, {})[request.name] = request
+        self.open_choices[peer] = self.open_choices.get(peer, 0) + submit.n
+        self.unread_chars += request.unread_chars
         return first_id
+
+    def prompt_was_read(self, request: Live) -> None:
+        """Its text is tokens now, or nobody wants it any more; idempotent."""
+        self.unread_chars -= request.unread_chars
+        request.unread_chars = 0
 
     def live_of(self, peer: bytes) -> int:
         """Choices of a peer's requests that have no terminal event, and ends that it did not take yet."""
@@ -162,6 +172,7 @@ class GatewayState:
         if request.ended:
             return
         request.ended = True
+        self.prompt_was_read(request)
         names = self.names[request.peer]
         del names[request.name]
         self.open_choices[request.peer] -= len(request.choices)
@@ -221,3 +232,10 @@ class GatewayState:
         }
         shown.update(self.latency.describe())
         return shown
+
+
+def text_chars(submit: wire.Submit) -> int:
+    """Characters that have to be tokenised."""
+    if submit.prompt is not None:
+        return len(submit.prompt)
+    return sum(len(message.content) for message in submit.messages or ())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import virtual_server
+from muxk.actors import gateway
 from muxk.actors import protocol as wire
 from muxk.actors.gateway import LIVE_PER_PEER_MAX
 from muxk.kernel.device import ItemFailed, Lane
@@ -155,4 +156,19 @@ def test_a_text_that_can_not_be_encoded_fails_its_request_once(monkeypatch: pyte
     server.run_until(2 * S)
     [failed] = server.outcome("it").terminal
     assert "not today" in failed.message
+    server.check_whole()
+
+
+def test_texts_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "UNREAD_CHARS_MAX", 2500)
+    server = VirtualServer(calibrate=False)
+    for number in range(4):
+        server.submit(1 * S, f"r{number}", prompt="x" * 1000, max_tokens=2)
+    server.abort(1 * S, "r1")
+    server.submit(1 * S, "again", prompt="x" * 1000, max_tokens=2)
+    server.submit(3 * S, "later", prompt="x" * 1000, max_tokens=2)
+    server.run_until(5 * S)
+    codes = {name: server.outcome(name).terminal[0] for name in ("r0", "r2", "r3", "again", "later")}
+    refused = {name for name, end in codes.items() if getattr(end, "code", "") == "overloaded"}
+    assert refused == {"r2", "r3"}
     server.check_whole()
