@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
-from muxk.kernel.devices.sim import SimCosts
+import virtual_server
+from muxk.kernel.device import Lane
+from muxk.kernel.devices.sim import SimCosts, SimDevice
+from muxk.kernel.work import Item, PrefillWork
 from virtual_server import MS, S, VirtualServer, expected_tokens
 
 LONG = {"prompt_token_ids": [97 + i % 26 for i in range(3000)], "max_tokens": 3, "temperature": 0.0}
@@ -32,6 +38,101 @@ def test_muxwise_keeps_every_gap_within_the_slo_while_a_long_prompt_prefills() -
 def test_inflight_stalls_the_stream_by_the_whole_prompt() -> None:
     _, worst_ms = gaps_beside_a_long_prompt("inflight")
     assert worst_ms > 600
+
+
+def test_chunked_lengthens_no_step_by_more_than_its_budget() -> None:
+    # 32 tokens of the long prompt cost about 8 layers * 32 * 25 us = 6 ms, and a few more for attention.
+    server, worst_ms = gaps_beside_a_long_prompt("chunked")
+    assert worst_ms < 6.5 + 7 + 6
+    counts = server.describe("arbiter")["counts"]
+    assert counts["fused steps"] > 80
+    assert (server.outcome("long").times_ns[0] - 20 * S) / MS > 1500  # the price: the weights again and again
+
+
+@pytest.mark.parametrize("budget", ["1", "7", "500", "5000"])
+def test_any_budget_gives_the_same_tokens(budget: str) -> None:
+    server = VirtualServer("chunked", layers=4, kv_tokens=8192, settings={"budget": budget})
+    server.submit(20 * S, "stream", **STREAM)
+    prompts = {f"p{index}": [97 + (i * index) % 26 for i in range(5 + 117 * index)] for index in range(5)}
+    for index, (name, prompt) in enumerate(prompts.items()):
+        at_ns = 20 * S + (50 + index // 2) * MS
+        server.submit(at_ns, name, prompt_token_ids=prompt, max_tokens=30, temperature=0, ignore_eos=True)
+    server.run_until(60 * S)
+    assert server.outcome("stream").tokens == expected_tokens([65] * 30, 150)
+    for name, prompt in prompts.items():
+        assert server.outcome(name).tokens == expected_tokens(prompt, 30)
+    server.check_whole()
+
+
+def test_temporal_keeps_every_gap_within_the_slo_without_a_split() -> None:
+    costs = SimCosts(prefill_token_ns=5_000)  # a layer of the long prompt takes about 16 ms
+    server = VirtualServer("temporal", layers=8, costs=costs, kv_tokens=8192)
+    server.submit(20 * S, "stream", **STREAM)
+    server.submit(20 * S + 400 * MS, "long", **LONG)
+    server.run_until(60 * S)
+    worst_ms = max(server.outcome("stream").gaps_ms)
+    assert 2 * 16 < worst_ms < 100
+    assert server.describe("arbiter")["split_residency_ms"].keys() == {"8+8"}
+    assert server.outcome("long").tokens == expected_tokens(list(LONG["prompt_token_ids"]), 3)
+
+
+def test_static_split_never_changes_and_never_stalls() -> None:
+    server, worst_ms = gaps_beside_a_long_prompt("static_split")
+    assert worst_ms < 15
+    residency = server.describe("arbiter")["split_residency_ms"]
+    assert residency["4+4"] > 0.9 * sum(residency.values()) - 20_000
+    assert server.describe("arbiter")["counts"].get("split changes", 0) <= 1
+
+
+def test_chunks_and_layers_combine() -> None:
+    source = """
+apiVersion: muxk/v1alpha1
+kind: SchedulingPolicy
+metadata: {name: both}
+spec:
+  slice: {layers: 3, tokens: 500}
+  preempt:
+    - {name: shorter, when: candidate.new_tokens < 100 and running.depth == 0, then: park}
+    - {name: otherwise, then: continue}
+"""
+    from muxk.actors import protocol as wire
+
+    server = VirtualServer("muxwise", layers=8, costs=SLOW_PREFILL, kv_tokens=8192)
+    server.send(20 * S, wire.SwapPolicy(source, "both.yaml"))
+    server.submit(21 * S, "long", **LONG)
+    server.submit(21 * S + 130 * MS, "short", **SHORT)
+    server.run_until(60 * S)
+    assert server.outcome("long").tokens == expected_tokens(list(LONG["prompt_token_ids"]), 3)
+    assert server.outcome("short").tokens == expected_tokens([66] * 20, 3)
+    counts = server.describe("arbiter")["counts"]
+    assert counts["preemptions"] == 1
+    # Six chunks of three items each.
+    assert counts["slice/always"] >= 18
+    assert (server.outcome("short").times_ns[0] - 21 * S) / MS < 300
+
+
+def test_a_prompt_that_scratch_memory_does_not_hold_runs_in_chunks_under_every_policy() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(virtual_server, "SimDevice", partial(SimDevice, chunk_tokens_max=700))
+        for policy in ("muxwise", "inflight", "temporal", "static_split"):
+            server = VirtualServer(policy, layers=4, kv_tokens=8192)
+            items: list[Item] = []
+            patch.setattr(server.device, "launch", noting(items, server.device.launch))
+            server.submit(20 * S, "long", **LONG)
+            server.run_until(40 * S)
+            chunks = {
+                item.last_token - item.first_token for item in items if isinstance(item.work, PrefillWork)
+            }
+            assert max(chunks) == 700, policy
+            assert server.outcome("long").tokens == expected_tokens(list(LONG["prompt_token_ids"]), 3)
+
+
+def noting(items: list[Item], launch: Callable[..., None]) -> Callable[..., None]:
+    def note(lane: Lane, item: Item, after: Sequence[int]) -> None:
+        items.append(item)
+        launch(lane, item, after)
+
+    return note
 
 
 def test_one_unit_shares_time_layer_by_layer_and_no_gap_exceeds_a_layer_and_a_step() -> None:
