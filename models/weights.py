@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from muxk.models.config import ModelConfig, config_from_folder
@@ -55,7 +55,7 @@ class SafetensorsWeights:
     def tensor(self, name: str) -> torch.Tensor:
         return self._read(name, _tensor)
 
-    def _read(self, name: str, read: Callable[[safe_open, str], Value]) -> Value:
+    def _read(self, name: str, read: Callable[[Any, str], Value]) -> Value:
         path = self._places.get(name)
         if path is None:
             raise ModelError(
@@ -70,12 +70,13 @@ class SafetensorsWeights:
                 ) from None
 
 
-def _stored_bytes(file: safe_open, name: str) -> int:
+def _stored_bytes(file: Any, name: str) -> int:  # The library's own types are not complete.
     part = file.get_slice(name)
-    return math.prod(part.get_shape()) * _BYTES.get(part.get_dtype(), 2)
+    elements: int = math.prod(part.get_shape())
+    return elements * _BYTES.get(part.get_dtype(), 2)
 
 
-def _tensor(file: safe_open, name: str) -> torch.Tensor:
+def _tensor(file: Any, name: str) -> torch.Tensor:
     tensor: torch.Tensor = file.get_tensor(name)
     return tensor.to(torch.float32).contiguous()
 
