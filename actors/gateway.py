@@ -8,17 +8,16 @@ peer that is gone, or does not read, has its requests aborted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_admin import GatewayAdmin
+from muxk.actors.gateway_requests import encode_request, lost_ends, slow_reader
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
 from muxk.actors.messages import (
     AbortRequest,
-    ChatTurn,
-    EncodeRequest,
     EstimatorReady,
     KeepAlive,
     PolicyCompiled,
@@ -26,7 +25,6 @@ from muxk.actors.messages import (
     RequestAccepted,
     RequestFailed,
     RequestRefused,
-    SamplingParams,
     TextEmitted,
 )
 from muxk.actors.policy_compiler import Compile
@@ -53,7 +51,6 @@ UNREAD_CHARS_MAX = 1 << 26
 memory together."""
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
-SLOW_READER = "the client did not read its events in time, so that some were lost"
 
 
 class _NamedCommand(msgspec.Struct, tag_field="type", tag="Submit"):
@@ -157,7 +154,7 @@ class Gateway(Actor):
             return
         state.owed.get(peer, {}).pop(submit.request_id, None)
         request_id = state.add(peer, submit, self.now_ns())
-        self.send(self._refs.tokenizer, _encode_request(submit, params, request_id, self.now_ns()))
+        self.send(self._refs.tokenizer, encode_request(submit, params, request_id, self.now_ns()))
 
     def _refusal(self, peer: bytes, choices: int, chars: int) -> tuple[str, str] | None:
         """(code, message) when no request of so many choices and characters can be taken now."""
@@ -286,7 +283,7 @@ class Gateway(Actor):
         lost = [
             event for frame in (message.payload, *message.more) for event in self._frames.decode(frame).events
         ]
-        ends = [*_lost_ends(lost), *(_slow_reader(name) for name in requests)]
+        ends = [*lost_ends(lost), *(slow_reader(name) for name in requests)]
         if ends:
             state.slow_peers += bool(requests)
             state.owe(message.peer, ends, LIVE_PER_PEER_MAX)
@@ -353,44 +350,3 @@ class Gateway(Actor):
 
     def describe(self) -> dict[str, Any]:
         return self._admin.server_state()
-
-
-def _encode_request(
-    submit: wire.Submit, params: SamplingParams, request_id: int, now_ns: int
-) -> EncodeRequest:
-    """A validated request, as the actors know it from now on."""
-    turns = submit.messages and tuple(ChatTurn(turn.role, turn.content) for turn in submit.messages)
-    deadline_ns = None if submit.deadline is None else round(submit.deadline * 1e9)
-    return EncodeRequest(
-        request_id=request_id,
-        arrival_ns=now_ns,
-        text=submit.prompt,
-        turns=turns or None,
-        token_ids=None if submit.prompt_token_ids is None else tuple(submit.prompt_token_ids),
-        params=params,
-        max_tokens_given=submit.max_tokens is not None,
-        priority=submit.priority,
-        choices=submit.n,
-        generate=submit.max_tokens != 0,
-        echo=submit.echo,
-        truncate_prompt_tokens=submit.truncate_prompt_tokens,
-        request_class=submit.request_class,
-        deadline_given_ns=deadline_ns,
-    )
-
-
-def _lost_ends(lost: Sequence[wire.Event]) -> list[wire.Finished | wire.Failed]:
-    """Terminal events of frames that a peer did not take; one whose output is lost too did not end well."""
-    output = (wire.Prompt, wire.Tokens, wire.ChoiceFinished)
-    cut_short = {event.request_id for event in lost if isinstance(event, output)}
-    ends: list[wire.Finished | wire.Failed] = []
-    for event in lost:
-        if isinstance(event, wire.Finished) and event.request_id in cut_short:
-            ends.append(_slow_reader(event.request_id))
-        elif isinstance(event, wire.Finished | wire.Failed):
-            ends.append(event)
-    return ends
-
-
-def _slow_reader(name: str) -> wire.Failed:
-    return wire.Failed(name, "slow_reader", SLOW_READER)
