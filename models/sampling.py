@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from muxk.kernel.work import RowExtras, RowLogprobs, SamplingColumns
+from muxk.models.errors import ModelError
 from muxk.models.philox import uniforms
 from muxk.models.sampling_extras import change_logits
 from muxk.models.sampling_logprobs import Asked, logprobs_of
@@ -95,7 +96,8 @@ def sample_reported(
 def sample(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> NDArray[np.int32]:
     """One token a row: int32[rows] from float32[rows, vocabulary], of which rows with extras are changed.
 
-    `positions` int64[rows] are those of the sampled tokens; they count the random numbers.
+    `positions` int64[rows] are those of the sampled tokens; they count the random numbers. ModelError when
+    logits of the model are not finite.
     """
     rows_of_logits = logits.numpy()
     for place, extra in sampling.extras:
@@ -103,6 +105,9 @@ def sample(logits: Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> 
             change_logits(rows_of_logits[place], extra)
     # numpy's argmax is 10 times as fast as torch's on a row of 49k.
     tokens: NDArray[np.int32] = rows_of_logits.argmax(axis=1).astype(np.int32)
+    # numpy takes a NaN for the largest of a row.
+    if not np.isfinite(np.take_along_axis(rows_of_logits, tokens[:, None], axis=1)).all():
+        raise ModelError("the model's logits are not finite")
     if sampling.greedy:
         return tokens
     rows = np.flatnonzero(sampling.temperature >= GREEDY_BELOW)
@@ -131,18 +136,18 @@ def kept_weights(logits: Tensor, sampling: Sampling) -> NDArray[np.float32]:
     with the k-th. Top-p keeps the smallest set of largest logits whose probability, among what is left by
     then, reaches it, and every logit that ties with the smallest of them.
     """
-    scaled: NDArray[np.float32] = (logits / torch.from_numpy(sampling.temperature.copy())[:, None]).numpy()
-    scaled -= scaled.max(axis=1, keepdims=True)
+    # The largest is taken off before the division, which could overflow.
+    largest = torch.from_numpy(logits.numpy().max(axis=1, keepdims=True))
+    temperature = torch.from_numpy(sampling.temperature.copy())[:, None]
+    scaled: NDArray[np.float32] = (logits - largest).div_(temperature).numpy()
     weights: NDArray[np.float32] = torch.exp(torch.from_numpy(scaled)).numpy()
     if sampling.min_p is not None:
         # The most likely token has weight 1.
         weights *= weights >= sampling.min_p[:, None]
     if (sampling.top_k > 0).any():
         weights *= scaled >= _top_k_threshold(scaled, sampling.top_k)
-    limited = np.flatnonzero(sampling.top_p < 1.0)
-    if len(limited):
-        threshold = _top_p_threshold(weights[limited], sampling.top_p[limited])
-        weights[limited] *= weights[limited] >= threshold
+    for row in np.flatnonzero(sampling.top_p < 1.0):
+        weights[row] *= weights[row] >= _top_p_threshold(weights[row], float(sampling.top_p[row]))
     return weights
 
 
@@ -154,19 +159,22 @@ def _top_k_threshold(scaled: NDArray[np.float32], top_k: NDArray[np.int32]) -> N
     return np.where(counts[:, None] == 0, np.float32(-np.inf), threshold)
 
 
-def _top_p_threshold(weights: NDArray[np.float32], top_p: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The weight at which the sum of the largest reaches top-p of all: float32[rows, 1].
+def _top_p_threshold(weights: NDArray[np.float32], top_p: float) -> np.float32:
+    """The weight of float32[vocabulary] at which the sum of the largest reaches top-p of all.
 
-    Looks at ever more candidates, until every row has enough.
+    Looks at ever more candidates, until there are enough. Those that min-p or top-k removed are left out
+    first: numpy's partition is slow on an array of mostly equal values.
     """
-    wanted = top_p.astype(np.float64)[:, None] * weights.sum(axis=1, dtype=np.float64, keepdims=True)
+    left = weights[weights > 0]
+    wanted = top_p * left.sum(dtype=np.float64)
     candidates = FIRST_CANDIDATES
     while True:
-        largest = _largest(weights, candidates)
-        before = np.cumsum(largest, axis=1, dtype=np.float64) - largest
-        kept = np.maximum((before < wanted).sum(axis=1, keepdims=True), 1)
-        if candidates >= weights.shape[1] or (kept < candidates).all():
-            return np.take_along_axis(largest, kept - 1, axis=1)
+        largest = _largest(left[None, :], candidates)[0]
+        before = np.cumsum(largest, dtype=np.float64) - largest
+        kept = max(int((before < wanted).sum()), 1)
+        if candidates >= len(left) or kept < candidates:
+            threshold: np.float32 = largest[kept - 1]
+            return threshold
         candidates *= 8
 
 

@@ -11,9 +11,12 @@ import numpy as np
 from muxk.kernel.work import DecodeWork, RowExtras, int32_array, int32_bytes
 from numpy.typing import NDArray
 
+LARGEST = np.finfo(np.float32).max
+SMALLEST = np.finfo(np.float32).tiny
+
 
 def change_logits(row: NDArray[np.float32], extras: RowExtras) -> None:
-    """Change the logits float32[vocabulary] of one row, in place."""
+    """Change the logits float32[vocabulary] of one row, in place; what is not banned stays finite."""
     if extras.bias_ids:
         row[int32_array(extras.bias_ids)] += np.frombuffer(extras.bias_values, dtype="<f4")
     if extras.repetition_penalty != 1.0:
@@ -45,6 +48,8 @@ def _with_token(extras: RowExtras, token: np.int32) -> RowExtras:
 def _penalise_repetition(row: NDArray[np.float32], seen: NDArray[np.int32], penalty: float) -> None:
     """CTRL (Keskar et al., 2019), section 4.1, with the sign cared for as transformers does."""
     logits = row[seen]
-    factor = np.float32(penalty)
+    factor = np.float32(np.clip(penalty, SMALLEST, LARGEST))
+    with np.errstate(over="ignore"):
+        changed = np.where(logits < 0, logits * factor, logits / factor)
     # A token that was seen twice is written twice, with the same value.
-    row[seen] = np.where(logits < 0, logits * factor, logits / factor)
+    row[seen] = np.clip(changed, -LARGEST, LARGEST)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_driver import columns
 from muxk.kernel.work import RowExtras, int32_bytes
+from muxk.models.errors import ModelError
 from muxk.models.sampling import sample, sampling_of
 from muxk.models.sampling_extras import change_logits
 from numpy.typing import NDArray
@@ -212,3 +213,25 @@ def test_extras_follow_their_row_when_rows_are_reordered_and_touch_no_other() ->
     for place, row in enumerate(order):
         if row not in (2, 4):
             assert tokens[place] == plain[row]
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1e-30, 1e30, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 2.0])
+def test_an_absurd_penalty_gives_a_token_and_fails_no_neighbour(penalty: float, temperature: float) -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[:, 8] = 0.0
+    extras = RowExtras(row=0, repetition_penalty=penalty, prompt=int32_bytes(range(VOCABULARY)))
+    sampling = columns(2, (extras,), temperature=[temperature] * 2, top_p=[0.9] * 2, seed=[1, 1])
+    tokens = sample(logits, sampling_of(sampling), np.arange(2))
+    assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
+    plain = columns(1, temperature=[temperature], top_p=[0.9], seed=[1])
+    assert tokens[1] == sample(logits[1:], sampling_of(plain), np.array([1]))[0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_fail_the_step_and_give_no_token(value: float) -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[1, 5] = value
+    for sampling in (columns(2), columns(2, temperature=[0.0, 1.0])):
+        with pytest.raises(ModelError, match="logits are not finite"):
+            sample(logits, sampling_of(sampling), np.arange(2))
