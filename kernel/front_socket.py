@@ -41,7 +41,7 @@ RETRY_NS = 50_000_000
 RETRY_FRAMES = 512
 """Frames that one such round sends, so that it takes about a millisecond."""
 
-LINGER_MS = 200
+LINGER_MS = 1000
 """How long a stopping server waits for the last frames to leave."""
 
 HEARTBEAT_MS = 2_000
