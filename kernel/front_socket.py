@@ -149,6 +149,7 @@ class FrontSocket:
         """Send what was held back to peers that read again, give up those that do not; at `retry_ns`."""
         now_ns = time.monotonic_ns()
         frames = RETRY_FRAMES
+        self._look()
         for peer in self._backlog.peers:
             try:
                 frames -= self._retry_peer(peer, frames, now_ns)
@@ -164,7 +165,7 @@ class FrontSocket:
         self.pending = True
         while tried < frames and (payload := backlog.oldest(peer)) is not None:
             tried += 1
-            if not self._sent_now(peer, payload):
+            if not self._sent(peer[1:], payload):
                 break
             backlog.taken(peer, now_ns)
         backlog.tried(peer)
@@ -177,10 +178,13 @@ class FrontSocket:
         identity = peer[1:]
         if self._sent(identity, payload):
             return True
-        # ZeroMQ looks how far the peer has read about once a millisecond; asking for EVENTS makes it look.
+        self._look()
+        return self._sent(identity, payload)
+
+    def _look(self) -> None:
+        """Have ZeroMQ look how far the peers have read; by itself it does about once a millisecond."""
         assert self._socket is not None
         self._socket.getsockopt(zmq.EVENTS)
-        return self._sent(identity, payload)
 
     def _sent(self, identity: bytes, payload: bytes) -> bool:
         assert self._socket is not None
