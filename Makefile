@@ -3,6 +3,7 @@
 #   make run    make .venv, install what the CPU device needs, fetch the embedded model, start the demonstration
 #   make test   install the developer tools into the same .venv, run the tests (ARGS="tests/kernel -k arbiter")
 #   make lint   ruff format and lint, mypy --strict      make check  lint, then test (what CI runs)
+#   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
@@ -18,7 +19,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check bench install clean
+.PHONY: help run test lint types check bench soak install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -51,6 +52,9 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench
 	$(BIN)/python -m muxk.client.modelbench
 	$(BIN)/muxk bench
+
+soak: $(VENV)/.stamp-cpu
+	$(BIN)/python -m muxk.client.soak $(ARGS)
 
 install: $(VENV)/.stamp-dev
 

@@ -7,6 +7,7 @@ runtime's; the same specs run in real and in virtual time.
 from __future__ import annotations
 
 import itertools
+import resource
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -138,6 +139,7 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
     Raises:
         StartupError: with a message for the user.
     """
+    _allow_many_connections()
     policy = _load_policy(options)
     directory = options.run_directory or run_directory()
     endpoint = options.endpoint or default_endpoint(directory)
@@ -168,6 +170,12 @@ def new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: E
 
     curve = load_server_keys(options.keys) if endpoint.startswith("tcp://") else None
     return Ingress(endpoint, admin=admin, curve=curve)
+
+
+def _allow_many_connections() -> None:
+    """A client is a descriptor: use as many as the system allows this process, not the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _load_policy(options: ServeOptions) -> Policy:

@@ -59,7 +59,8 @@ Rules.
   stop string. The concatenation of all texts is the answer.
 - `Abort` is legal at any time; the request then ends with `Finished` and the reason `abort`.
 - `GetState`, `SwapPolicy` and `AbortAny` carry a `ticket` that comes back in the answer.
-- A client that closes its connection, or stops answering ZeroMQ heartbeats, has its requests aborted.
+- A client that closes its connection, or whose machine vanishes, has its requests aborted within about 12 s.
+  Leave ZeroMQ's heartbeats off (`kernel/keepalive.py` says why); `Hello` serves as a ping.
 - What a client does not read is held back for it, 256 KiB at most; when there is more, or it has read nothing
   for 10 s, its requests are aborted, and `Failed` with the code `slow_reader` waits for it.
 - After `Drain` the server says `Draining`, refuses new requests with the code `draining`, ends what it

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import anyio
 import zmq
 from muxk.kernel.curve import CurveClient
+from muxk.kernel.keepalive import notice_dead_hosts
 from zmq.utils.monitor import recv_monitor_message
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -24,9 +25,6 @@ RECEIVE_BOUND = 4096
 
 LINGER_MS = 200
 """How long closing may take to get the last command out."""
-
-HEARTBEAT_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 10_000
 
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -66,9 +64,7 @@ class Wire:
         self._socket.setsockopt(zmq.SNDHWM, SEND_BOUND)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+        notice_dead_hosts(self._socket)
 
     def _use_keys(self, curve: CurveClient) -> None:
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve.server_public)

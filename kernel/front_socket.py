@@ -15,6 +15,7 @@ import zmq
 from muxk.kernel.actor import Message
 from muxk.kernel.backlog import Backlog
 from muxk.kernel.curve import CurveKeys
+from muxk.kernel.keepalive import notice_dead_hosts
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
 
 MESSAGE_BYTES_MAX = 1024 * 1024
@@ -43,9 +44,6 @@ RETRY_FRAMES = 512
 
 LINGER_MS = 1000
 """How long a stopping server waits for the last frames to leave."""
-
-HEARTBEAT_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 6_000
 
 HANDSHAKE_MS = 5_000
 """A connection that is not set up by then is closed: strangers do not collect on the socket."""
@@ -104,9 +102,7 @@ class FrontSocket:
         socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+        notice_dead_hosts(socket)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         if self._keys is not None:
             socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)

@@ -11,6 +11,7 @@ import anyio
 import pytest
 import zmq
 from ingress_driver import TCP, WAIT_MS, Clients, Gateway, ask, serve
+from muxk.client.wire import Wire
 from muxk.kernel.actor import Actor, ActorSpec, ContractError, Ref
 from muxk.kernel.ingress import CanNotListen, Ingress
 from muxk.kernel.messages import FrameReceived, SendFrame
@@ -120,6 +121,19 @@ def test_a_flood_of_frames_waits_outside_instead_of_overflowing_the_gateway() ->
         assert [dealer.recv() for _ in range(3000)] == [b"%d" % index for index in range(3000)]
 
     serve(client, Ingress(TCP, 1 << 20, 10_000), bound=16)
+
+
+def test_no_socket_sends_heartbeats_since_libzmq_aborts_the_process_by_them(tmp_path: Path) -> None:
+    # A server that pings a peer which left while its frames wait behind the high-water mark is gone: see
+    # kernel/keepalive.py. A client likewise, when its server goes.
+    with zmq.Context() as context:
+        ingress = Ingress(f"ipc://{tmp_path}/s", admin=lambda bound: f"{bound}.admin")
+        ingress.open(context, print)
+        wire = Wire(ingress.endpoint, print)
+        sockets = [wire._socket, *(front._socket for front in ingress._fronts)]
+        assert [socket.getsockopt(zmq.HEARTBEAT_IVL) for socket in sockets if socket is not None] == [0] * 3
+        wire.close()
+        ingress.close()
 
 
 def test_an_endpoint_in_use_is_an_error_that_leaves_nothing_open() -> None:
