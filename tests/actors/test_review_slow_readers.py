@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from muxk.actors import protocol as wire
 from muxk.actors.gateway import LIVE_PER_PEER_MAX, OWED_PER_FRAME, Gateway
@@ -83,6 +84,20 @@ def test_the_other_streams_of_a_lost_frame_fail_and_each_hears_one_end() -> None
     assert short.code == failed.code == "slow_reader"
     assert server.outcome("later").tokens == expected_tokens([65] * 20, 5)
     server.check_whole()
+
+
+def test_ends_are_found_in_every_frame_that_was_given_up() -> None:
+    server = VirtualServer(calibrate=False)
+    frames = [
+        wire.Frame((wire.Tokens("cut", "x", (1,)),)),
+        wire.Frame((wire.Failed("refused", "invalid", "n must be"),)),
+        wire.Frame((wire.Tokens("cut", "y", (2,)), wire.Finished("cut", "stop", None, 1, 2, 0))),
+    ]
+    oldest, *more = map(msgspec.msgpack.encode, frames)
+    server.runtime.inject(GATEWAY, PeerSlow(b"client", oldest, tuple(more)), 1 * S)
+    server.run_until(4 * S)
+    assert [end.code for end in server.outcome("refused").terminal] == ["invalid"]
+    assert [end.code for end in server.outcome("cut").terminal] == ["slow_reader"]
 
 
 def test_a_client_that_is_slow_again_right_after_it_was_told_hears_no_end_twice() -> None:
