@@ -157,7 +157,7 @@ def config_from_json(values: Mapping[str, Any], place: str) -> ModelConfig:
         intermediate=positive_int(values, "intermediate_size", place),
         vocabulary=positive_int(values, "vocab_size", place),
         rope_theta=positive_number(rope, "rope_theta", place),
-        rms_epsilon=float(values.get("rms_norm_eps", 1e-6)),
+        rms_epsilon=positive_number({"rms_norm_eps": 1e-6, **values}, "rms_norm_eps", place),
         tied_embeddings=bool(values.get("tie_word_embeddings", False)),
         max_context_tokens=positive_int(values, "max_position_embeddings", place),
         rope_scaling=scaling_from_json(rope, place),
@@ -178,7 +178,9 @@ def config_from_gguf(values: Mapping[str, Any], tensors: Container[str], place: 
     heads = positive_int(values, f"{prefix}.attention.head_count", place)
     hidden = positive_int(values, f"{prefix}.embedding_length", place)
     head_dim_key, kv_heads_key = f"{prefix}.attention.key_length", f"{prefix}.attention.head_count_kv"
-    sizes = {head_dim_key: hidden // heads, kv_heads_key: heads, **values}
+    theta_key, epsilon_key = f"{prefix}.rope.freq_base", f"{prefix}.attention.layer_norm_rms_epsilon"
+    defaults = {head_dim_key: hidden // heads, kv_heads_key: heads, theta_key: 10000.0, epsilon_key: 1e-6}
+    sizes = {**defaults, **values}
     layers = positive_int(values, f"{prefix}.block_count", place)
     config = ModelConfig(
         architecture=prefix,
@@ -189,8 +191,8 @@ def config_from_gguf(values: Mapping[str, Any], tensors: Container[str], place: 
         head_dim=positive_int(sizes, head_dim_key, place),
         intermediate=positive_int(values, f"{prefix}.feed_forward_length", place),
         vocabulary=_gguf_vocabulary(values, prefix, place),
-        rope_theta=float(values.get(f"{prefix}.rope.freq_base", 10000.0)),
-        rms_epsilon=float(values.get(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-6)),
+        rope_theta=positive_number(sizes, theta_key, place),
+        rms_epsilon=positive_number(sizes, epsilon_key, place),
         tied_embeddings="output.weight" not in tensors,
         max_context_tokens=positive_int(values, f"{prefix}.context_length", place),
         rope_scaling=scaling_from_gguf(values, prefix, place),

@@ -7,15 +7,17 @@ specification of ggml, versions 2 and 3, little-endian.
 
 from __future__ import annotations
 
-import math
 import mmap
+import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from muxk.models.errors import ModelError, damaged
+from muxk.models.fields import positive_int
 
 STRING = 8
 ARRAY = 9
@@ -33,6 +35,8 @@ SCALARS: Mapping[int, struct.Struct] = {
     12: struct.Struct("<d"),
 }
 MAX_DIMENSIONS = 4
+MAX_DEPTH = 4
+PART_NAME = r"(.+)-(\d{5})-of-(\d{5})\.gguf"
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 
@@ -46,21 +50,48 @@ class GgufTensor:
     type_number: int
     """Of ggml's types; see `gguf.GGMLQuantizationType`."""
     start: int
-    """Byte offset in the file."""
+    """Byte offset in its file."""
+    path: Path
+    """Its file: the one that was asked for, or another part of a model in several files."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensor table of a file; the tensors' bytes stay on disk."""
+    """Metadata and tensor table of a model; the tensors' bytes stay on disk."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    file_bytes: int
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read metadata and tensor table. ModelError when missing, truncated, or not GGUF version 2 or 3."""
+    """Read metadata and tensor table, of all parts where the model is in several files.
+
+    ModelError when a file is missing, truncated, or not GGUF version 2 or 3.
+    """
+    first = _read_file(path)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    tensors = dict(first.tensors)
+    for part in _other_parts(path, count):
+        tensors.update(_read_file(part).tensors)
+    return GgufFile(path, first.metadata, tensors)
+
+
+def _other_parts(path: Path, count: int) -> list[Path]:
+    found = re.fullmatch(PART_NAME, path.name)
+    if found is None or int(found[3]) != count:
+        raise ModelError(
+            f"{path}: is one of {count} parts, which are named like model-00001-of-{count:05}.gguf"
+        )
+    parts = [path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if path != parts[0]:
+        raise ModelError(f"{path}: is a part of a model; give its first part, {parts[0]}")
+    return parts[1:]
+
+
+def _read_file(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if file.seek(0, 2) < 24:
@@ -84,10 +115,9 @@ def _read(path: Path, data: mmap.mmap) -> GgufFile:
         key = cursor.string()
         metadata[key] = cursor.value(cursor.u32())
     entries = [_entry(cursor) for _ in range(tensor_count)]
-    alignment = int(metadata.get("general.alignment", 32))
-    base = math.ceil(cursor.at / alignment) * alignment
-    tensors = {e.name: GgufTensor(e.name, e.shape, e.type_number, base + e.start) for e in entries}
-    return GgufFile(path, metadata, tensors, len(data))
+    alignment = positive_int({"general.alignment": 32, **metadata}, "general.alignment", str(path))
+    base = -(-cursor.at // alignment) * alignment
+    return GgufFile(path, metadata, {e.name: replace(e, start=base + e.start) for e in entries})
 
 
 def _entry(cursor: _Cursor) -> GgufTensor:
@@ -96,7 +126,7 @@ def _entry(cursor: _Cursor) -> GgufTensor:
     if dimensions > MAX_DIMENSIONS:
         raise damaged(cursor.path, f"tensor {name!r} has {dimensions} dimensions")
     shape = tuple(cursor.u64() for _ in range(dimensions))
-    return GgufTensor(name, shape[::-1], cursor.u32(), cursor.u64())
+    return GgufTensor(name, shape[::-1], cursor.u32(), cursor.u64(), cursor.path)
 
 
 class _Cursor:
@@ -129,12 +159,14 @@ class _Cursor:
             return self._array()
         return self._scalar(self._scalar_type(kind))
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int = 1) -> list[Any]:
+        if depth > MAX_DEPTH:
+            raise damaged(self.path, f"an array at byte {self.at} lies in more than {MAX_DEPTH} others")
         kind, length = self.u32(), self.u64()
         if length > self._size:
             raise damaged(self.path, f"an array at byte {self.at} claims {length} elements")
         if kind in (STRING, ARRAY):
-            read: Callable[[], Any] = self.string if kind == STRING else self._array
+            read: Callable[[], Any] = self.string if kind == STRING else partial(self._array, depth + 1)
             return [read() for _ in range(length)]
         scalar = self._scalar_type(kind)
         start = self._advance(length * scalar.size)

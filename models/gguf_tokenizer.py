@@ -70,7 +70,7 @@ def tokenizer_from_gguf(source: GgufSource) -> Tokenizer:
     """Build it. ModelError names what the metadata lacks or what is not supported."""
     file = read_gguf(source.path)
     metadata, place = file.metadata, str(file.path)
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = str(metadata.get("tokenizer.ggml.model"))
     if kind not in KINDS:
         raise ModelError(
             f"{place}: tokenizer model {kind!r} is not supported in a GGUF file; supported: 'gpt2' "
@@ -79,11 +79,16 @@ def tokenizer_from_gguf(source: GgufSource) -> Tokenizer:
     make_encoder, piece_of = KINDS[kind]
     tokens = _strings(metadata, "tokenizer.ggml.tokens", place)
     types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if len(types) != len(tokens):
-        raise damaged(file.path, f"{len(tokens)} tokens, but {len(types)} token types")
-    encoder = make_encoder(metadata, tokens, place)
-    encoder.add_special_tokens(_added(tokens, types, CONTROL))
-    encoder.add_tokens(_added(tokens, types, USER_DEFINED))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise damaged(file.path, f"its {len(tokens)} tokens do not have {len(tokens)} token types")
+    try:
+        encoder = make_encoder(metadata, tokens, place)
+        encoder.add_special_tokens(_added(tokens, types, CONTROL))
+        encoder.add_tokens(_added(tokens, types, USER_DEFINED))
+    except ModelError:
+        raise
+    except Exception as error:  # The library raises plain Exception, such as for a merge that is no token.
+        raise ModelError(f"{place}: its tokenizer cannot be built ({error})") from None
     return Tokenizer(
         encoder=encoder,
         pieces=[_piece(token, type_, piece_of) for token, type_ in zip(tokens, types, strict=True)],
@@ -216,6 +221,6 @@ def _token_id(metadata: dict[str, Any], name: str, tokens: list[str], place: str
 
 def _strings(metadata: dict[str, Any], key: str, place: str) -> list[str]:
     values = metadata.get(key)
-    if not isinstance(values, list) or not values:
+    if not isinstance(values, list) or not values or not isinstance(values[0], str):
         raise ModelError(f"{place}: metadata field {key!r} is missing; the file holds no tokenizer")
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,13 +45,14 @@ class GgufWeights:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self.path = file.path
-        self._data: NDArray[np.uint8] = np.memmap(file.path, dtype=np.uint8, mode="r")
+        paths = {entry.path for entry in file.tensors.values()}
+        self._data = {path: np.memmap(path, dtype=np.uint8, mode="r") for path in paths}
         config = config_from_gguf(file.metadata, file.tensors, str(file.path))
         self.config: ModelConfig = self._with_frequency_factors(config)
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file, for progress."""
-        return _stored_bytes(self._entry(name), self._file)
+        return _stored_bytes(self._entry(name))
 
     def tensor(self, name: str) -> torch.Tensor:
         """float32, in Hugging Face's shape and layout. ModelError when missing or cut short."""
@@ -84,15 +86,12 @@ class GgufWeights:
         return replace(config, rope_scaling=FrequencyFactors(tuple(divisors.tolist())))
 
     def _raw(self, entry: GgufTensor) -> NDArray[np.uint8]:
-        size = _stored_bytes(entry, self._file)
-        raw = self._data[entry.start : entry.start + size]
-        if len(raw) != size:
-            raise damaged(
-                self.path,
-                f"tensor {entry.name!r} needs bytes {entry.start} to {entry.start + size}, "
-                f"the file has {self._file.file_bytes}",
-            )
-        return raw
+        end = entry.start + _stored_bytes(entry)
+        data = self._data[entry.path]
+        if end > len(data):
+            needs = f"tensor {entry.name!r} needs bytes {entry.start} to {end}, the file has {len(data)}"
+            raise damaged(entry.path, needs)
+        return data[entry.start : end]
 
     def _entry(self, name: str) -> GgufTensor:
         gguf_name = gguf_tensor_name(name)
@@ -119,20 +118,20 @@ def gguf_tensor_name(name: str) -> str:
     return f"blk.{found[1]}.{LAYER_NAMES[found[2]]}.{found[3]}"
 
 
-def _quantisation(entry: GgufTensor, file: GgufFile) -> Any:
+def _quantisation(entry: GgufTensor) -> Any:
     try:
         return gguf.GGMLQuantizationType(entry.type_number)
     except ValueError:
         raise ModelError(
-            f"{file.path}: tensor {entry.name!r} has unknown ggml type {entry.type_number}"
+            f"{entry.path}: tensor {entry.name!r} has unknown ggml type {entry.type_number}"
         ) from None
 
 
-def _stored_bytes(entry: GgufTensor, file: GgufFile) -> int:
-    block, block_bytes = gguf.GGML_QUANT_SIZES[_quantisation(entry, file)]
-    elements = int(np.prod(entry.shape, dtype=np.int64))
-    if not entry.shape or entry.shape[-1] % block:
-        raise damaged(file.path, f"tensor {entry.name!r} has shape {list(entry.shape)}")
+def _stored_bytes(entry: GgufTensor) -> int:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[_quantisation(entry)]
+    elements = math.prod(entry.shape)
+    if elements == 0 or not entry.shape or entry.shape[-1] % block:
+        raise damaged(entry.path, f"tensor {entry.name!r} has shape {list(entry.shape)}")
     return elements // block * int(block_bytes)
 
 
@@ -144,6 +143,6 @@ def _dequantise(raw: NDArray[np.uint8], entry: GgufTensor) -> NDArray[np.float32
     # Blocks of a whole tensor at once: `gguf.dequantize` takes 16 rows at a time, which is 3 times as slow.
     dequantise = getattr(getattr(gguf.quants, kind.name, None), "dequantize_blocks", None)
     if dequantise is None:
-        raise ModelError(f"tensor {entry.name!r}: ggml type {kind.name} cannot be dequantised")
+        raise ModelError(f"{entry.path}: tensor {entry.name!r} is of ggml type {kind.name}, not supported")
     blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
     return np.ascontiguousarray(dequantise(blocks), dtype=np.float32).reshape(entry.shape)

@@ -90,13 +90,19 @@ def _from_cache(name: str, cache: Path) -> Source:
         raise ModelError(_not_found(name, cache))
     if (snapshot / "config.json").exists():
         return FolderSource(name, snapshot)
-    files = sorted(snapshot.glob("*.gguf"))
+    files = sorted(file for file in snapshot.glob("*.gguf") if _is_model(file))
     if len(files) == 1:
         return GgufSource(name, files[0])
     if files:
         found = ", ".join(str(file) for file in files)
         raise ModelError(f"model {name!r} has several GGUF files; give the path of one of them: {found}")
     raise ModelError(f"{snapshot}: holds neither config.json nor a .gguf file; get {_get(name)}")
+
+
+def _is_model(file: Path) -> bool:
+    """Not a later part of a model in several files, such as `x-00002-of-00003.gguf`."""
+    part = re.search(r"-(\d{5})-of-\d{5}\.gguf$", file.name)
+    return part is None or int(part[1]) == 1
 
 
 def _snapshot(folder: Path) -> Path | None:

@@ -107,10 +107,13 @@ def quantised(data: NDArray[np.float32], kind: str) -> tuple[NDArray[np.uint8], 
         return random_blocks(type_, *data.shape), type_
 
 
-def write_gguf(path: Path, weights: RandomWeights, kind: str = "F32") -> Path:
-    """As llama.cpp's converter does: queries and keys of llama permuted to pairs."""
+def write_gguf(path: Path, weights: RandomWeights, kind: str = "F32", part_tensors: int = 0) -> Path:
+    """As llama.cpp's converter does: queries and keys of llama permuted to pairs.
+
+    With `part_tensors` in parts of so many, of which the first is returned.
+    """
     config = weights.config
-    writer = gguf.GGUFWriter(path, config.architecture)
+    writer = gguf.GGUFWriter(path, config.architecture, split_max_tensors=part_tensors)
     writer.add_block_count(config.layers)
     writer.add_context_length(config.max_context_tokens)
     writer.add_embedding_length(config.hidden)
@@ -132,4 +135,4 @@ def write_gguf(path: Path, weights: RandomWeights, kind: str = "F32") -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if part_tensors else path
