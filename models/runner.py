@@ -114,7 +114,8 @@ class ModelRunner:
         The hidden states stay parked under the batch id from one call to the next. KeyError when they are
         gone.
         """
-        state = self._begin(work, tokens) if layers.start == 0 else self._unpark(work.batch_id)
+        first = layers.start == 0
+        state = self._state(self._chunk(work, tokens)) if first else self._unpark(work.batch_id)
         assert state.chunk.span == tokens, (state.chunk.span, tokens)
         assert state.next_layer == layers.start, (state.next_layer, layers)
         self._run_layers(state, layers.stop)
@@ -139,7 +140,7 @@ class ModelRunner:
         """
         step = self._step_of(decode)
         rows = decode.rows
-        chunk = chunk_of(work, tokens)
+        chunk = self._chunk(work, tokens)
         decoded, prefilled = self._step_attention(step), self._chunk_attention(chunk)
         state = _Parked(
             chunk=chunk,
@@ -245,9 +246,9 @@ class ModelRunner:
         self._carried.keep(work.step_id, tokens)
         return StepOutput(tokens.tobytes(), logprobs)
 
-    def _begin(self, work: PrefillWork, tokens: range) -> _Parked:
+    def _chunk(self, work: PrefillWork, tokens: range) -> Chunk:
         assert len(tokens) <= self.chunk_tokens_max, (tokens, self.chunk_tokens_max)
-        return self._state(chunk_of(work, tokens))
+        return chunk_of(work, tokens)
 
     def _state(self, chunk: Chunk) -> _Parked:
         hidden = self.decoder.embed(_indices(chunk.tokens))
