@@ -10,7 +10,19 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
 from muxk.models.errors import ModelError
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}`, which marks an assistant's words for training: here it is what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so.
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -19,7 +31,7 @@ class ChatTemplate:
     def __init__(self, source: str, bos_token: str, eos_token: str, name: str) -> None:
         """ModelError when the template does not compile; `name` is for errors."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise

@@ -16,6 +16,7 @@ from muxk.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 TEXTS = (
     "Hello world 1234  <|im_end|>\n\n  x's été 你好 🎉",
@@ -175,6 +176,29 @@ def test_a_bad_or_hostile_template_is_an_error_of_the_model(
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ModelError, match=message):
         load_tokenizer(FolderSource("tiny", folder)).chat([("user", "x")])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% generation %}[{{ m['content'] }}]{% endgeneration %}\n{% endfor %}!",
+        "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}",
+        "{%- set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+        "{% endfor %}",
+        "{% if tools is defined and tools %}x{% endif %}{% if messages[0].content is string %}y{% endif %}"
+        "{{ messages[-1].content.split('</think>')[-1].lstrip('\n') }}"
+        "{% if add_generation_prompt %}<a>{% endif %}{{ eos_token }}",
+    ],
+)
+def test_templates_say_what_they_say_in_transformers(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    turns = [("user", "a <b>"), ("assistant", "c</think>\nd"), ("user", "é")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    (wanted,), _ = render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=True, eos_token="<end>"
+    )
+    tokenizer = load_tokenizer(FolderSource("tiny", folder))
+    assert tokenizer.chat(turns) == tokenizer.encode(wanted)
 
 
 def test_a_model_without_template_refuses_chats(folder: Path) -> None:
