@@ -62,7 +62,9 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, adds_bos=True),
 }
 """By `tokenizer.ggml.pre`, in llama.cpp's names; what each does is from its `llama-vocab.cpp`."""
-END_NAMES = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "</s>"})
+END_NAMES = frozenset(
+    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>"}
+)
 """Control tokens that end an answer even where the metadata names another one."""
 
 
