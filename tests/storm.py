@@ -16,6 +16,22 @@ START_NS = 2 * S
 
 
 @dataclass(frozen=True)
+class Shape:
+    """How long requests are, how fast they come, and the pool that is too small for them."""
+
+    outputs: int
+    """Most tokens of an answer."""
+    pause_ms: int
+    """Longest pause between two arrivals."""
+    kv_tokens: int
+
+
+LONG = Shape(outputs=150, pause_ms=300, kv_tokens=960)
+SHORT = Shape(outputs=50, pause_ms=120, kv_tokens=320)
+"""As many recomputed requests as of the long shape, at under half the work: for storms of thousands."""
+
+
+@dataclass(frozen=True)
 class Planned:
     """One request of the storm."""
 
@@ -29,7 +45,7 @@ class Planned:
     """`full`, `abort` or `leave`."""
 
 
-def plan(requests: int, seed: int) -> list[tuple[int, Planned]]:
+def plan(requests: int, seed: int, shape: Shape = LONG) -> list[tuple[int, Planned]]:
     """(arrival in ns, request), in order of arrival; about 12 % aborts, 3 % clients that vanish."""
     draw = random.Random(seed)
     at_ns = START_NS
@@ -37,24 +53,24 @@ def plan(requests: int, seed: int) -> list[tuple[int, Planned]]:
     shared = [97 + i % 26 for i in range(64)]
     for index in range(requests):
         # Bursts, and pauses in which the queue empties: about what the small pool can serve.
-        at_ns += draw.choice([draw.randrange(1, 6), draw.randrange(1, 300)]) * MS
+        at_ns += draw.choice([draw.randrange(1, 6), draw.randrange(1, shape.pause_ms)]) * MS
         prompt = shared[: draw.choice([0, 0, 16, 33, 64])] + [
             97 + draw.randrange(26) for _ in range(draw.randrange(1, 120))
         ]
         ends = draw.choices(["full", "abort", "leave"], [85, 12, 3])[0]
         peer = b"leaver%d" % index if ends == "leave" else b"p%d" % (index % 7)
         temperature = draw.choice([0.0, 0.8])
-        count = draw.randrange(1, 150)
+        count = draw.randrange(1, shape.outputs)
         planned.append((at_ns, Planned(f"r{index}", peer, prompt, count, index, temperature, ends)))
     return planned
 
 
 def run_storm(
-    requests: int, seed: int, policy: str = "muxwise", jitter: bool = False, kv_tokens: int = 960
+    requests: int, seed: int, policy: str = "muxwise", jitter: bool = False, shape: Shape = LONG
 ) -> tuple[VirtualServer, list[tuple[int, Planned]]]:
     """Run it to the end and a little longer."""
-    server = VirtualServer(policy, kv_tokens=kv_tokens, seed=seed, jitter=jitter)
-    planned = plan(requests, seed)
+    server = VirtualServer(policy, kv_tokens=shape.kv_tokens, seed=seed, jitter=jitter)
+    planned = plan(requests, seed, shape)
     draw = random.Random(seed + 1)
     for at_ns, request in planned:
         server.submit(
@@ -98,7 +114,7 @@ def wrong_outcomes(server: VirtualServer, planned: list[tuple[int, Planned]]) ->
 
 def main() -> None:
     requests, seed, policy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    server, planned = run_storm(requests, seed, policy)
+    server, planned = run_storm(requests, seed, policy, shape=SHORT)
     server.check_whole()
     report = {
         "hash": server.trace.hash,
