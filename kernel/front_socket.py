@@ -100,7 +100,7 @@ class FrontSocket:
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_message_bytes)
         socket.setsockopt(zmq.SNDHWM, self._send_bound)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.LINGER, 0)  # of a peer that is gone: what it did not take keeps nothing alive
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         notice_dead_hosts(socket)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -234,7 +234,7 @@ class FrontSocket:
     def close(self) -> None:
         """Unbind; frames already queued leave within LINGER_MS. Idempotent."""
         if self._socket is not None:
-            self._socket.close()
+            self._socket.close(linger=LINGER_MS)
             self._socket = None
 
 

@@ -46,7 +46,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt. Special tokens written out in the text count as such."""
-        return list(self._encoder.encode(text).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def chat(self, turns: Sequence[tuple[str, str]]) -> list[int]:
         """Token ids of (role, content) turns through the model's template, ready for its answer.
@@ -56,7 +56,12 @@ class Tokenizer:
         if self._template is None:
             raise ModelError(f"{self._name} has no chat template; send a plain prompt instead")
         text = self._template.render(turns)
-        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch of one: unlike `encode`, it lets other threads run meanwhile. A long prompt takes a second.
+        [encoding] = self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token says, special ones their name; empty for ids without a token."""

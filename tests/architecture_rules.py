@@ -194,6 +194,13 @@ def nothing_that_runs_foreign_code(source: Source) -> Iterator[str]:
             yield at(source, node, f"{name} is banned")
         elif isinstance(node, ast.Attribute) and node.attr in BANNED_METHODS:
             yield at(source, node, f"{node.attr} is pickle")
+    for node in source.nodes:
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
+            yield at(source, node, "allow_pickle is pickle")
 
 
 def key(node: ast.AST) -> str:

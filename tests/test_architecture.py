@@ -138,6 +138,7 @@ BAD_AND_GOOD: tuple[tuple[Rule, str, str, str], ...] = (
         "import yaml\nyaml.safe_load('')",
     ),
     (nothing_that_runs_foreign_code, "client/a.py", "socket.recv_pyobj()", "socket.recv_multipart()"),
+    (nothing_that_runs_foreign_code, "a.py", "load(p, allow_pickle=True)", "load(p, allow_pickle=False)"),
     (functions_and_files_are_short, "a.py", "def f():\n" + " x = 1\n" * 70, "def f():\n" + " x = 1\n" * 69),
     (functions_and_files_are_short, "a.py", "x = 1\n" * 401, "x = 1\n" * 400),
 )
