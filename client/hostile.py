@@ -31,7 +31,7 @@ FIELDS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "priority", "logit_bias"),
     *("prompt", "prompt_token_ids", "messages", "stop_token_ids", "logprobs", "prompt_logprobs", "echo"),
 )
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, True, "", "x" * 5000, b"\x00\xff", [], {}, [[]], {"a": {}}, [None], ["", "x"], {"-1": 1.0}),
     *([2**40], [-1], [1.5], [{"role": 1, "content": None}], {"99999999": float("nan")}),
 )
@@ -144,7 +144,7 @@ class Sender:
             self._socket.close()
             self._connect()
         self._socket.send_multipart(parts)
-        while self._reads and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._reads and self._socket.poll(0):
             self._socket.recv_multipart()
 
     def close(self) -> None:
