@@ -61,6 +61,8 @@ class QuantisedMatrix:
 
 def concat(matrices: Sequence[QuantisedMatrix]) -> QuantisedMatrix:
     """The rows of one after those of the other. Different blocks become the smaller one, which is exact."""
+    if len(matrices) == 1:
+        return matrices[0]
     block = min(matrix.block for matrix in matrices)
     parts = [_in_blocks(matrix, block) for matrix in matrices]
     offsets = None

@@ -193,20 +193,23 @@ class _Packer:
         self._operators = operators
 
     def ends(self) -> tuple[Embedding, Tensor, Linear]:
-        """What lies before and after the layers: embedding, final norm, head."""
-        config = self._config
-        table = self._reader.take("model.embed_tokens.weight", config.vocabulary, config.hidden)
-        final_norm = self._reader.take("model.norm.weight", config.hidden)
-        return self._operators.embedding(table), final_norm, self._head(table)
+        """What lies before and after the layers: embedding, final norm, head.
 
-    def _head(self, table: Tensor) -> Linear:
-        """The product that makes logits; a tied one in float32 shares the memory of the embedding."""
-        config = self._config
+        A tied head and its embedding are made of one read of the table, and share its memory in float32.
+        """
+        config, operators, name = self._config, self._operators, "model.embed_tokens"
+        final_norm = self._reader.take("model.norm.weight", config.hidden)
+        matrix = self._matrix(config.hidden, [_Projection(name, config.vocabulary)])
+        embedding = None if matrix is None else operators.quantised_embedding(matrix)
         if not config.tied_embeddings:
-            return self._linear(config.hidden, _Projection("lm_head", config.vocabulary))
-        tied = [_Projection("model.embed_tokens", config.vocabulary)]
-        quantised = self._quantised_linear(config.hidden, tied, None)
-        return self._operators.linear(table, None) if quantised is None else quantised
+            head: Linear | None = self._linear(config.hidden, _Projection("lm_head", config.vocabulary))
+        else:
+            head = None if matrix is None else operators.quantised_linear(matrix, None)
+        if embedding is None or head is None:
+            table = self._reader.take(f"{name}.weight", config.vocabulary, config.hidden)
+            embedding = operators.embedding(table) if embedding is None else embedding
+            head = operators.linear(table, None) if head is None else head
+        return embedding, final_norm, head
 
     def layer(self, index: int) -> DecoderLayer:
         config, place = self._config, f"model.layers.{index}"
@@ -243,7 +246,8 @@ class _Packer:
     def _linear(self, columns: int, *projections: _Projection) -> Linear:
         """One product of weights one above the other, as the file holds them if these operators can."""
         bias = self._bias(projections)
-        quantised = self._quantised_linear(columns, projections, bias)
+        matrix = self._matrix(columns, projections)
+        quantised = None if matrix is None else self._operators.quantised_linear(matrix, bias)
         if quantised is not None:
             return quantised
         weights = [self._reader.take(f"{part.name}.weight", part.rows, columns) for part in projections]
@@ -257,11 +261,9 @@ class _Packer:
         biases = [part.ordered(self._reader.take(f"{part.name}.bias", part.rows)) for part in taken]
         return torch.cat(biases) if biases else None
 
-    def _quantised_linear(
-        self, columns: int, projections: Sequence[_Projection], bias: Tensor | None
-    ) -> Linear | None:
-        """None where the file has no blocks, the operators take none, or float32 was asked for."""
-        if self._operators.dtype == "float32":
+    def _matrix(self, columns: int, projections: Sequence[_Projection]) -> QuantisedMatrix | None:
+        """Weights one above the other in blocks; None where the file has none or the operators want none."""
+        if self._operators.dtype != "blocks":
             return None
         matrices: list[QuantisedMatrix] = []
         for part in projections:
@@ -269,8 +271,7 @@ class _Packer:
             if matrix is None:
                 return None
             matrices.append(part.ordered_matrix(matrix))
-        quantised_linear = getattr(self._operators, "quantised_linear", None)
-        return None if quantised_linear is None else quantised_linear(concat(matrices), bias)
+        return concat(matrices)
 
 
 def interleave_heads(rows: Tensor, head_dim: int) -> Tensor:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from checkpoint_files import write_gguf
 from model_driver import Driver, RandomWeights, tiny_config, tiny_runner
-from muxk.models.cpu_ops import CpuOperators, Float32Linear
+from muxk.models.cpu_ops import CpuOperators, Float32Linear, TableEmbedding
 from muxk.models.gguf_blocks import QuantisedMatrix
 from muxk.models.llama import load_decoder, tensor_names
 from muxk.models.load import open_weights
-from muxk.models.ops import Linear
+from muxk.models.ops import Embedding, Linear
 from muxk.models.runner import ModelRunner, logits_for
 from muxk.models.weights import Weights
 from torch import Tensor
@@ -26,11 +26,16 @@ class BlockOperators(CpuOperators):
         super().__init__("float32")
         self.dtype = dtype
         self.shapes: list[tuple[int, int]] = []
+        self.tables = 0
         self._taken = taken
 
     def quantised_linear(self, matrix: QuantisedMatrix, bias: Tensor | None) -> Linear | None:
         self.shapes.append(matrix.shape)
         return Float32Linear(torch.from_numpy(matrix.dequantised()), bias) if self._taken else None
+
+    def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
+        self.tables += 1
+        return TableEmbedding(torch.from_numpy(matrix.dequantised())) if self._taken else None
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return Float32Linear(weight, bias)
@@ -39,7 +44,8 @@ class BlockOperators(CpuOperators):
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Weights:
     """All matrices but `down`, whose rows are too short, in Q4_K."""
-    config = tiny_config(request.param, hidden=256, head_dim=64, heads=4, layers=2, tied_embeddings=True)
+    tied = request.param == "llama"
+    config = tiny_config(request.param, hidden=256, head_dim=64, heads=4, layers=2, tied_embeddings=tied)
     path = tmp_path_factory.mktemp("quantised") / "tiny.gguf"
     return open_weights(str(write_gguf(path, RandomWeights(config), "Q4_K")))
 
@@ -49,24 +55,27 @@ def run(weights: Weights, operators: BlockOperators) -> Tensor:
 
 
 def test_products_of_blocks_are_those_of_the_dequantised_weights(weights: Weights) -> None:
-    operators = BlockOperators("fp16", taken=True)
+    operators = BlockOperators("blocks", taken=True)
     found = run(weights, operators)
-    assert torch.equal(found, run(weights, BlockOperators("fp16", taken=False)))
+    assert torch.equal(found, run(weights, BlockOperators("blocks", taken=False)))
     config = weights.config
     qkv = (config.query_width + 2 * config.kv_width, config.hidden)
     wanted = [qkv, (config.hidden, config.query_width), (2 * config.intermediate, config.hidden)] * 2
+    assert operators.tables == 1
     assert sorted(operators.shapes) == sorted([*wanted, (config.vocabulary, config.hidden)])
 
 
-def test_float32_is_never_computed_from_blocks(weights: Weights) -> None:
-    operators = BlockOperators("float32", taken=True)
+@pytest.mark.parametrize("dtype", ["float32", "fp16"])
+def test_another_type_that_was_asked_for_is_not_computed_from_blocks(weights: Weights, dtype: str) -> None:
+    operators = BlockOperators(dtype, taken=True)
     run(weights, operators)
     assert operators.shapes == []
+    assert operators.tables == 0
 
 
 def test_progress_reaches_the_end_once_whatever_is_read_as_blocks(weights: Weights) -> None:
     steps: list[tuple[int, int, str]] = []
-    load_decoder(weights, BlockOperators("fp16", taken=True), lambda *step: steps.append(step))
+    load_decoder(weights, BlockOperators("blocks", taken=True), lambda *step: steps.append(step))
     total = sum(weights.stored_bytes(name) for name in tensor_names(weights.config))
     assert steps[-1][:2] == (total, total)
     assert max(done for done, _, _ in steps) == total
@@ -74,7 +83,7 @@ def test_progress_reaches_the_end_once_whatever_is_read_as_blocks(weights: Weigh
 
 def test_models_that_are_not_in_blocks_load_as_before() -> None:
     weights = RandomWeights(tiny_config())
-    operators = BlockOperators("fp16", taken=True)
+    operators = BlockOperators("blocks", taken=True)
     outputs = Driver(ModelRunner(load_decoder(weights, operators), 10)).generate([TOKENS], 4)
     assert outputs == Driver(tiny_runner(weights)).generate([TOKENS], 4)
     assert operators.shapes == []
