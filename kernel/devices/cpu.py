@@ -69,7 +69,7 @@ class CpuDevice:
         self.layers = runner.layers
         self.pages = runner.pages
         self.chunk_tokens_max = runner.chunk_tokens_max
-        self.decode_ahead = 0
+        self.decode_ahead = 1
         self._lanes: dict[tuple[Phase, int], CpuLane] = {}
         self._ended: dict[int, threading.Event] = {}
         self._port: DevicePort | None = None
