@@ -16,6 +16,7 @@ from muxk.models.cpu_attention import TorchAttention
 from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
 from muxk.models.errors import ModelError
+from muxk.models.gguf_blocks import QuantisedMatrix
 from muxk.models.ops import Attention, Embedding, Heads, KvLayer, Linear
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,7 +24,9 @@ from torch.nn import functional
 
 TILED_ROWS = 120
 """FBGEMM cuts this many rows into tiles at once."""
-DTYPES = ("auto", "fp16", "float32")
+BLOCKS = "blocks"
+"""Weights in blocks of small integers, as their file holds them: for native operators only."""
+DTYPES = ("auto", BLOCKS, "fp16", "float32")
 
 
 class CpuOperators:
@@ -35,19 +38,28 @@ class CpuOperators:
         """`auto` is fp16 where the packed product works, float32 elsewhere. ModelError if fp16 cannot."""
         if dtype not in DTYPES:
             raise ModelError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPES)}")
+        if dtype == BLOCKS:
+            raise ModelError("dtype 'blocks' needs the native operators; build them or use dtype auto")
         available = dtype != "float32" and packed_fp16_works()
         if dtype == "fp16" and not available:
             raise ModelError("packed fp16 products do not work on this machine; use dtype float32")
         self.dtype = "fp16" if available else "float32"
+        self._half = available
         self._padding = _probed_padding() if available else ()
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self.dtype == "fp16":
+        if self._half:
             return Fp16Linear(weight, bias, self._padding)
         return Float32Linear(weight, bias)
 
     def embedding(self, weight: Tensor) -> Embedding:
-        return TableEmbedding(weight.half() if self.dtype == "fp16" else weight)
+        return TableEmbedding(weight.half() if self._half else weight)
+
+    def quantised_linear(self, matrix: QuantisedMatrix, bias: Tensor | None) -> Linear | None:
+        return None
+
+    def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
+        return None
 
     def padding(self, rows: int) -> int:
         return self._padding[rows % TILED_ROWS] if self._padding else 0

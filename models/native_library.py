@@ -16,7 +16,7 @@ from typing import Any
 
 import torch as torch
 
-VERSION = 2
+VERSION = 3
 """Of functions and structs; a library built from another version is not used."""
 SOURCE = Path(__file__).with_name("native_operators.c")
 BUILT = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
@@ -24,6 +24,12 @@ MAX_HEAD_DIM = 256
 TILE_ROWS = 24
 """Query rows of one tile, as in the C source."""
 HEAD_DIM_MULTIPLE = 8
+PANEL = 32
+"""Outputs of a matrix whose weights lie together."""
+BYTES, NIBBLES, SIGNED_NIBBLES = range(3)
+"""How the values of a `Matrix` are held."""
+SMALL_WORK = 500_000
+"""Multiply-adds (about 50 us) up to which a call keeps the interpreter."""
 
 
 class Batch(Structure):
@@ -46,6 +52,16 @@ class Layer(Structure):
     ]
 
 
+class Matrix(Structure):
+    """`Matrix` of the C source: a weight in blocks."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("outputs", "inputs", "block", "format", "half", "offsets")),
+        *((name, c_int64) for name in ("block_bytes", "panel_bytes")),
+        *((name, c_void_p) for name in ("panels", "bias")),
+    ]
+
+
 @dataclass(frozen=True)
 class Functions:
     """The functions of the library under one calling convention."""
@@ -56,6 +72,8 @@ class Functions:
     """gate_up, out, rows, width, threads."""
     attend: Callable[..., None]
     """Batch, Layer by reference."""
+    product: Callable[..., None]
+    """Matrix by reference, x, out, rows, threads."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,10 @@ class NativeLibrary:
 
     held: Functions
     released: Functions
+
+    def for_work(self, multiply_adds: int) -> Functions:
+        """The functions under the convention that costs less for so much work."""
+        return self.held if multiply_adds < SMALL_WORK else self.released
 
 
 def load_native(path: Path = BUILT) -> NativeLibrary | None:
@@ -88,6 +110,7 @@ def _functions(library: ctypes.CDLL) -> Functions:
         rms_norm=_typed(library.muxk_rms_norm, c_void_p, c_void_p, c_void_p, c_void_p, *sizes, c_float),
         silu_mul=_typed(library.muxk_silu_mul, c_void_p, c_void_p, *sizes),
         attend=_typed(library.muxk_attend, POINTER(Batch), POINTER(Layer)),
+        product=_typed(library.muxk_product, POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int64),
     )
 
 

@@ -8,8 +8,11 @@
 #include <stdint.h>
 #include <string.h>
 #include <math.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
-#define VERSION 2        /* of the functions and structs below; native_library.py has the same number */
+#define VERSION 3        /* of the functions and structs below; native_library.py has the same number */
 #define PAGE 16          /* tokens of a KV page: muxk.kernel.work.PAGE_SIZE */
 #define LANES 8
 #define MAX_DIM 256
@@ -17,6 +20,12 @@
 #define MICRO_ROWS 6     /* rows whose accumulators fit in 16 registers */
 #define BLOCK 256        /* tokens between two corrections of the running softmax: 16 pages, 24 KiB of scores */
 #define STRIDE 272       /* floats between rows of scratch: at least BLOCK and MAX_DIM, no power of two */
+#define PANEL 32         /* outputs whose weights lie together */
+#define PACKED_ROWS 96   /* rows that share what they read of the weights, */
+#define PACKED_INPUTS 24576 /* and the inputs of theirs that are at hand: 96 KiB */
+#define FEW_ROWS 4       /* of a tile whose weights are read as they are stored, */
+#define PACKED_FEW 8     /* for at most so many rows */
+#define UNPACKED_INPUTS 128 /* of a panel that exist as floats for more rows: 18 KiB */
 #define MIN_WORK 1500000 /* multiply-adds that are worth waking other threads for (about 150 us) */
 
 #if defined(_WIN32)
@@ -24,13 +33,19 @@
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
+#define NOT_INLINE __attribute__((noinline))
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float packed __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef int32_t packed_ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define LOAD(p) ((vec) * (const packed *)(p))
+#define LOAD_INTS(p) ((ivec) * (const packed_ints *)(p))
 #define ALL(x) ((vec){0} + (x))
 #define STORE(p, v) (*(packed *)(p) = (v))
 
@@ -64,6 +79,30 @@ typedef struct {
     int64_t threads;
 } Layer;
 
+/* How the values of a matrix lie in its panels. Nibble `j` of a word is input `j` of 8, of one output. */
+enum { BYTES, NIBBLES, SIGNED_NIBBLES, FLOATS };
+
+#define NIBBLE_SCALE 0x1p-28f /* signed nibbles are read from the top of a word */
+
+/* What an input is multiplied with, so that nibbles need not be shifted into place. */
+#define NIBBLE_UNITS ((vec){1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f})
+
+/* A weight [outputs][inputs] as value * scale + offset, with a scale and an offset for each block of inputs.
+ * Panels of PANEL outputs, the last one padded, lie one after the other; in them the blocks; in these scales
+ * [PANEL], offsets [PANEL] if there are any, and values: int8 [block][PANEL] or words [block / 8][PANEL]. */
+typedef struct {
+    int64_t outputs;
+    int64_t inputs;      /* a multiple of `block` */
+    int64_t block;       /* 16 or 32 */
+    int64_t format;
+    int64_t half;        /* whether scales and offsets are float16, not float32 */
+    int64_t offsets;     /* whether there are any */
+    int64_t block_bytes;
+    int64_t panel_bytes;
+    const uint8_t *panels;
+    const float *bias;   /* [outputs] or NULL */
+} Matrix;
+
 /* The values of one KV head in a block of tokens. */
 typedef struct {
     const float *pool;    /* the head's values in page 0 */
@@ -96,27 +135,39 @@ typedef struct {
         default: { enum { N = 6 }; call; break; } \
     }
 
+#define FOR_FEW_ROWS(rows, call) \
+    switch (rows) { \
+        case 1: { enum { N = 1 }; call; break; } \
+        case 2: { enum { N = 2 }; call; break; } \
+        case 3: { enum { N = 3 }; call; break; } \
+        default: { enum { N = 4 }; call; break; } \
+    }
+
 /* The kernels for any processor and, on x86, for one with AVX2 and FMA. Not by `target` attributes on inlined
  * functions: GCC then handles vectors the way the plain processor needs. */
 #define FN(name) name##_plain
 #include "native_kernels.h"
+#include "native_products.h"
 #undef FN
 
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
+#define MUXK_WIDE
 #define FN(name) name##_wide
 #include "native_kernels.h"
+#include "native_products.h"
 #undef FN
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
 #endif
+/* Every processor with AVX2 has F16C. */
 #define WIDE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #define BEST(name, ...) (WIDE ? name##_wide(__VA_ARGS__) : name##_plain(__VA_ARGS__))
 #else
@@ -163,4 +214,11 @@ EXPORT void muxk_attend(const Batch *batch, const Layer *layer) {
         for (int64_t item = 0; item < items; item++)
             BEST(attend_tile, batch, layer, item % batch->tiles, item / batch->tiles);
     }
+}
+
+/* out[rows][outputs] of x[rows][inputs]. */
+EXPORT void muxk_product(const Matrix *matrix, const float *x, float *out, int64_t rows, int64_t threads) {
+    int64_t panels = (matrix->outputs + PANEL - 1) / PANEL;
+    IN_RANGES(panels, rows * matrix->inputs * matrix->outputs, threads,
+              BEST(product_of_panels, matrix, x, out, rows, first, last))
 }

@@ -1,4 +1,4 @@
-"""Operators of the CPU in C: what a step does besides its products, in five calls a layer.
+"""Operators of the CPU in C: products of weights in blocks, and what a step does besides its products.
 
 Measured for a decode step of SmolLM2 at batch 1 on one thread: torch's operators outside the products took
 25 to 30 ms, most of it the cost of a call.
@@ -12,23 +12,22 @@ from ctypes import byref
 import numpy as np
 import torch
 from muxk.kernel.work import PAGE_SIZE
-from muxk.models.cpu_ops import CpuOperators
+from muxk.models.cpu_ops import BLOCKS, CpuOperators
 from muxk.models.cpu_prefill import row_positions
+from muxk.models.gguf_blocks import QuantisedMatrix
+from muxk.models.native_blocks import BlockEmbedding, BlockLinear, takes
 from muxk.models.native_library import (
     HEAD_DIM_MULTIPLE,
     MAX_HEAD_DIM,
     TILE_ROWS,
     Batch,
-    Functions,
     Layer,
     NativeLibrary,
 )
-from muxk.models.ops import HeadNorms, Heads, KvLayer
+from muxk.models.ops import Embedding, HeadNorms, Heads, KvLayer, Linear
 from numpy.typing import NDArray
 from torch import Tensor
 
-SMALL_WORK = 500_000
-"""Multiply-adds (about 50 us) up to which a call keeps the interpreter."""
 UNLIMITED = 1 << 40
 """A window that no context reaches."""
 WORK_PER_NORMED = 2
@@ -36,13 +35,33 @@ WORK_PER_SILU = 16
 
 
 class NativeOperators(CpuOperators):
-    """The products of `CpuOperators`, everything else from the native library."""
+    """Products of blocks and all that is not a product from the native library, other products from torch."""
 
     name = "native"
 
     def __init__(self, library: NativeLibrary, dtype: str = "auto") -> None:
-        super().__init__(dtype)
+        """`blocks` and `auto` keep weights in blocks as their file does, and others as `auto` elsewhere."""
+        super().__init__("auto" if dtype == BLOCKS else dtype)
         self._library = library
+        self._pads = False
+        if dtype in ("auto", BLOCKS):
+            self.dtype = BLOCKS
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        self._pads = True
+        return super().linear(weight, bias)
+
+    def padding(self, rows: int) -> int:
+        """None as long as all products are of blocks."""
+        return super().padding(rows) if self._pads else 0
+
+    def quantised_linear(self, matrix: QuantisedMatrix, bias: Tensor | None) -> Linear | None:
+        if self.dtype != BLOCKS or not takes(matrix):
+            return None
+        return BlockLinear(self._library, matrix, bias)
+
+    def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
+        return BlockEmbedding(matrix) if self.dtype == BLOCKS else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self._norm(x, None, weight, epsilon)
@@ -54,7 +73,7 @@ class NativeOperators(CpuOperators):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width)
-        functions = _functions(self._library, rows * width * WORK_PER_SILU)
+        functions = self._library.for_work(rows * width * WORK_PER_SILU)
         functions.silu_mul(_address(gate_up), out.data_ptr(), rows, width, torch.get_num_threads())
         return out
 
@@ -84,7 +103,7 @@ class NativeOperators(CpuOperators):
         rows, width = x.shape
         assert weight.shape == (width,), (weight.shape, width)
         out = torch.empty(rows, width)
-        functions = _functions(self._library, rows * width * WORK_PER_NORMED)
+        functions = self._library.for_work(rows * width * WORK_PER_NORMED)
         functions.rms_norm(
             _address(x),
             added,
@@ -122,7 +141,7 @@ class NativeAttention:
         seen = positions.astype(np.int64) + 1 if window is None else np.minimum(positions + 1, window)
         work = 2 * int(seen.sum(dtype=np.int64)) * heads.queries * heads.dim
         self._heads = heads
-        self._functions = _functions(library, work)
+        self._functions = library.for_work(work)
         # The struct holds addresses only; these are what they point to.
         self._kept = (owners, positions, np.ascontiguousarray(page_table), tiles, rotation.contiguous())
         self._batch = _batch(self._kept, heads, work, UNLIMITED if window is None else window)
@@ -185,10 +204,6 @@ def _tiles(new_tokens: Sequence[int], tile_tokens: int) -> NDArray[np.int32]:
         tiles += [(first + at, min(tile_tokens, new - at)) for at in range(0, new, tile_tokens)]
         first += new
     return np.array(tiles, dtype=np.int32)
-
-
-def _functions(library: NativeLibrary, work: int) -> Functions:
-    return library.held if work < SMALL_WORK else library.released
 
 
 def _address(tensor: Tensor) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from muxk.kernel.work import PAGE_SIZE
+from muxk.models.gguf_blocks import QuantisedMatrix
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -82,7 +83,7 @@ class Operators(Protocol):
     """What a device offers to decoders. Instances hold no scratch: two threads may call at once."""
 
     dtype: str
-    """How weights are held: `fp16` or `float32`."""
+    """How weights are held: `fp16`, `float32`, or `blocks` where the file has them, otherwise one of those."""
     name: str
     """What computes all that is not a product: `native` or `torch`."""
 
@@ -91,6 +92,15 @@ class Operators(Protocol):
 
     def embedding(self, weight: Tensor) -> Embedding:
         """Keep a float32 table [vocabulary, hidden]; the result maps int64[tokens] to float32 rows."""
+
+    def quantised_linear(self, matrix: QuantisedMatrix, bias: Tensor | None) -> Linear | None:
+        """Pack a weight in blocks once, as `linear` does; None where it has to be dequantised for `linear`.
+
+        Exact: each weight is what the file says, and activations stay float32.
+        """
+
+    def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
+        """Keep a table in blocks, as `embedding` does; None where it has to be dequantised for it."""
 
     def padding(self, rows: int) -> int:
         """How many rows to add so that the result of a row does not depend on how many there are."""

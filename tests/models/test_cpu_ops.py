@@ -174,5 +174,5 @@ def test_a_machine_without_the_packed_product_falls_back_or_says_so(monkeypatch:
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="'int3' is not known; known: auto, fp16, float32"):
+    with pytest.raises(ModelError, match="'int3' is not known; known: auto, blocks, fp16, float32"):
         CpuOperators("int3")
