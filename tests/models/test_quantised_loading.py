@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,13 @@ from model_driver import Driver, RandomWeights, tiny_config, tiny_runner
 from muxk.models.cpu_ops import CpuOperators, Float32Linear, TableEmbedding
 from muxk.models.gguf_blocks import QuantisedMatrix
 from muxk.models.llama import load_decoder, tensor_names
-from muxk.models.load import open_weights
+from muxk.models.load import load_runner, open_weights
+from muxk.models.native_library import load_native
 from muxk.models.ops import Embedding, Linear
 from muxk.models.runner import ModelRunner, logits_for
 from muxk.models.weights import Weights
 from torch import Tensor
+from transformers_reference import reference_model
 
 TOKENS = np.random.default_rng(3).integers(0, 101, 40).tolist()
 
@@ -87,3 +91,17 @@ def test_models_that_are_not_in_blocks_load_as_before() -> None:
     outputs = Driver(ModelRunner(load_decoder(weights, operators), 10)).generate([TOKENS], 4)
     assert outputs == Driver(tiny_runner(weights)).generate([TOKENS], 4)
     assert operators.shapes == []
+
+
+@pytest.mark.skipif(load_native() is None, reason="native operators are not built")
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen2", "Q5_0"), ("qwen3", "Q8_0")])
+def test_a_quantised_file_says_what_transformers_says_of_its_dequantised_weights(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    config = tiny_config(architecture, hidden=64, head_dim=16, heads=4, intermediate=96, tied_embeddings=True)
+    path = str(write_gguf(tmp_path / "tiny.gguf", RandomWeights(config), kind))
+    runner = load_runner(path, 10)
+    assert (runner.operators_name, runner.decoder.operators.dtype) == ("native", "blocks")
+    with torch.inference_mode():
+        wanted = reference_model(open_weights(path))(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(logits_for(runner, TOKENS), wanted, rtol=2e-4, atol=2e-4)
