@@ -83,7 +83,7 @@ class Operators(Protocol):
     """What a device offers to decoders. Instances hold no scratch: two threads may call at once."""
 
     dtype: str
-    """How weights are held: `fp16`, `float32`, or `blocks` where the file has them, otherwise one of those."""
+    """How weights are held: `fp16`, `float32`, or `blocks`: as the file does where it has blocks."""
     name: str
     """What computes all that is not a product: `native` or `torch`."""
 
