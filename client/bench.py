@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -23,13 +23,34 @@ from muxk.client.server_process import ServerProcess
 from muxk.client.workload import Driver, MixedLoad
 
 Tell = Callable[[str], None]
+Choice = TypeVar("Choice")
+
+
+class PolicyChoice(msgspec.Struct, frozen=True):
+    """A policy with values of its params."""
+
+    policy: str
+    """A file or a shipped name."""
+    settings: dict[str, str] = {}
+
+    @property
+    def label(self) -> str:
+        """`chunked budget=64`: what the table calls it."""
+        return " ".join([self.policy, *(f"{name}={value}" for name, value in self.settings.items())])
+
+    @staticmethod
+    def parse(text: str) -> PolicyChoice:
+        """`chunked`, or `chunked:budget=64:other=1`."""
+        policy, *settings = text.strip().split(":")
+        pairs = [setting.partition("=") for setting in settings]
+        return PolicyChoice(policy, {name.strip(): value.strip() for name, _, value in pairs})
 
 
 @dataclass(frozen=True)
 class BenchPlan:
     """What to measure."""
 
-    policies: tuple[str, ...]
+    policies: tuple[PolicyChoice, ...]
     runs: int
     load: MixedLoad
     slo_ms: float
@@ -42,6 +63,7 @@ class RunResult(msgspec.Struct, frozen=True):
     """One policy, one run."""
 
     policy: str
+    """As the table calls it."""
     run: int
     device: str
     model: str
@@ -55,6 +77,8 @@ class RunResult(msgspec.Struct, frozen=True):
     """What the server said at the end."""
     details: dict[str, dict[str, Any]]
     """Lists of single times in seconds by phase, as `vllm bench serve --save-detailed` has them."""
+    long_in: int = 0
+    """Prompt tokens of the long requests; 0 without a mixed phase."""
 
 
 def run_bench(plan: BenchPlan, tell: Tell) -> list[RunResult]:
@@ -62,24 +86,27 @@ def run_bench(plan: BenchPlan, tell: Tell) -> list[RunResult]:
     results = []
     for run in range(plan.runs):
         for policy in turn(plan.policies, run):
-            tell(f"run {run + 1} of {plan.runs}, {policy}: starting a server")
-            results.append(_one_run(plan, policy, run, tell))
+            tell(f"run {run + 1} of {plan.runs}, {policy.label}: starting a server")
+            results += _one_run(plan, policy, run, tell)
     return results
 
 
-def turn(policies: tuple[str, ...], run: int) -> tuple[str, ...]:
+def turn(policies: tuple[Choice, ...], run: int) -> tuple[Choice, ...]:
     """The policies in the order of one run: each run starts with another one."""
     first = run % len(policies)
     return policies[first:] + policies[:first]
 
 
-def _one_run(plan: BenchPlan, policy: str, run: int, tell: Tell) -> RunResult:
+def _one_run(plan: BenchPlan, policy: PolicyChoice, run: int, tell: Tell) -> list[RunResult]:
+    """One result for each length of long prompts, or one without any."""
     load_average = os.getloadavg()[0]
     load = replace(plan.load, seed=plan.load.seed + run)
-    with ServerProcess(policy, device=plan.device, model=plan.model, dtype=plan.dtype) as server:
+    with ServerProcess(
+        policy.policy, settings=policy.settings, device=plan.device, model=plan.model, dtype=plan.dtype
+    ) as server:
         endpoint = server.wait_ready()
         with _no_collections():
-            return anyio.run(_measure, plan, load, policy, run, endpoint, load_average, tell)
+            return anyio.run(_measure, plan, load, policy.label, run, endpoint, load_average, tell)
 
 
 @contextmanager
@@ -95,26 +122,38 @@ def _no_collections() -> Iterator[None]:
 
 async def _measure(
     plan: BenchPlan, load: MixedLoad, policy: str, run: int, endpoint: str, load_average: float, tell: Tell
-) -> RunResult:
+) -> list[RunResult]:
     async with AsyncClient(endpoint) as client:
         driver = Driver(client, load)
         phases = {phase.name: phase for phase in await driver.run(lambda text: tell(f"  {text} phase"))}
         state = await client.state()
         about = client.server
     figures = {name: phase_figures(driver.records, phase, plan.slo_ms) for name, phase in phases.items()}
-    solo, mixed = figures.get("solo"), figures.get("mixed")
-    return RunResult(
-        policy=policy,
-        run=run,
-        device=about.device,
-        model=about.model,
-        solo=solo,
-        mixed=mixed,
-        ratios=run_ratios(solo, mixed) if solo is not None and mixed is not None else None,
-        load_average=load_average,
-        server_state=state,
-        details={name: details(driver.records, phase) for name, phase in phases.items()},
-    )
+    solo = figures.get("solo")
+    results = []
+    for longs in load.longs or (None,):
+        mixed = None if longs is None else msgspec.structs.replace(figures[longs.phase], name="mixed")
+        own = {"solo": "solo"} | ({} if longs is None else {"mixed": longs.phase})
+        results.append(
+            RunResult(
+                policy=policy,
+                run=run,
+                device=about.device,
+                model=about.model,
+                solo=solo,
+                mixed=mixed,
+                ratios=run_ratios(solo, mixed) if solo is not None and mixed is not None else None,
+                load_average=load_average,
+                server_state=state,
+                details={
+                    name: details(driver.records, phases[phase])
+                    for name, phase in own.items()
+                    if phase in phases
+                },
+                long_in=0 if longs is None else longs.tokens,
+            )
+        )
+    return results
 
 
 def details(records: list[Record], phase: Phase) -> dict[str, Any]:

@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from muxk.client.bench import BenchPlan, PolicyChoice, run_bench
 from muxk.client.options import USAGE, die, readable_errors
+from muxk.client.workload import LongPrompts, MixedLoad
 
 
 def bench(
     policies: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Policies to compare: files or shipped names.")
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Policies to compare: files or shipped names, with params as in chunked:budget=64.",
+        ),
     ] = "muxwise,inflight",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each policy, each on a fresh server.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0, help="Length of the phase with long prompts.")] = 90.0,
+    seconds: Annotated[
+        str, typer.Option(metavar="S,...", help="Length of the phase with long prompts, for each --long-in.")
+    ] = "90",
     solo_seconds: Annotated[
         float, typer.Option(min=0, help="Length of the phase before it, without long prompts; 0: no ratios.")
     ] = 30.0,
@@ -25,9 +33,16 @@ def bench(
     streams: Annotated[int, typer.Option(min=1, help="Streams that decode all the time.")] = 4,
     short_in: Annotated[int, typer.Option(min=1, help="Prompt tokens of a request on a stream.")] = 32,
     short_out: Annotated[int, typer.Option(min=1, help="Output tokens of a request on a stream.")] = 128,
-    long_in: Annotated[int, typer.Option(min=1, help="Prompt tokens of a long request.")] = 1500,
+    long_in: Annotated[
+        str,
+        typer.Option(
+            metavar="N,...", help="Prompt tokens of a long request; several numbers make as many phases."
+        ),
+    ] = "1500",
     long_out: Annotated[int, typer.Option(min=1, help="Output tokens of a long request.")] = 8,
-    long_every: Annotated[float, typer.Option(min=0.1, help="Seconds from one long to the next.")] = 10.0,
+    long_every: Annotated[
+        str, typer.Option(metavar="S,...", help="Seconds from one long to the next, for each --long-in.")
+    ] = "10",
     slo: Annotated[str, typer.Option(help="The longest gap between two tokens that is good.")] = "100ms",
     seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 0,
     device: Annotated[str, typer.Option(help="As for muxk run.")] = "auto",
@@ -42,43 +57,69 @@ def bench(
     Shows how long streams wait for their next token, how long prompts wait for their first one, and how much
     is decoded, as medians of the runs with the least and the most. Takes runs x policies x about two minutes.
     """
-    from muxk.client.bench import BenchPlan, run_bench
     from muxk.client.report import as_json, table
-    from muxk.client.workload import MixedLoad
     from rich.console import Console
 
-    names = tuple(name.strip() for name in policies.split(",") if name.strip())
-    if not names or not seconds + solo_seconds:
+    choices = tuple(PolicyChoice.parse(name) for name in policies.split(",") if name.strip())
+    longs = parse_longs(long_in, long_every, seconds)
+    if not choices or not (longs or solo_seconds):
         die("nothing to measure: give at least one policy and one phase", USAGE)
-    _check_policies(names)
+    _check_policies(choices)
     load = MixedLoad(
         streams=streams,
         short_in=short_in,
         short_out=short_out,
-        long_in=long_in,
+        longs=longs,
         long_out=long_out,
-        long_every_s=long_every,
         warmup_s=warmup_seconds,
         solo_s=solo_seconds,
-        mixed_s=seconds,
         seed=seed,
     )
-    plan = BenchPlan(names, runs, load, parse_ms(slo), device, model, dtype)
+    plan = BenchPlan(choices, runs, load, parse_ms(slo), device, model, dtype)
     with readable_errors():
         results = run_bench(plan, lambda text: typer.echo(text, err=True))
-    Console().print(table(results, plan.slo_ms))
+    for tokens in dict.fromkeys(result.long_in for result in results):
+        Console().print(table([result for result in results if result.long_in == tokens], plan.slo_ms))
     if json_file is not None:
         json_file.write_bytes(as_json(plan, results, shlex.join(["muxk", *sys.argv[1:]])))
 
 
-def _check_policies(names: tuple[str, ...]) -> None:
+def parse_longs(lengths: str, every: str, seconds: str) -> tuple[LongPrompts, ...]:
+    """The phases with long prompts; one interval or duration serves all lengths. 0 seconds: no phase."""
+    tokens = [round(value) for value in _numbers("--long-in", lengths, least=1)]
+    every_s = _numbers("--long-every", every, least=0.1)
+    seconds_s = _numbers("--seconds", seconds, least=0)
+    for option, values in (("--long-every", every_s), ("--seconds", seconds_s)):
+        if len(values) not in (1, len(tokens)):
+            die(f"{option} has {len(values)} numbers, --long-in {len(tokens)}: give one, or as many", USAGE)
+    phases = zip(
+        tokens,
+        every_s * (len(tokens) if len(every_s) == 1 else 1),
+        seconds_s * (len(tokens) if len(seconds_s) == 1 else 1),
+        strict=True,
+    )
+    return tuple(LongPrompts(*phase) for phase in phases if phase[2])
+
+
+def _numbers(option: str, text: str, least: float) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        die(f"{option} {text}: expected numbers with commas between them", USAGE)
+    for value in values:
+        if not least <= value <= 1e9:
+            die(f"{option} {text}: {value:g} is not a number of at least {least:g}", USAGE)
+    return values
+
+
+def _check_policies(choices: tuple[PolicyChoice, ...]) -> None:
     """A mistake in the last policy must not show after an hour."""
     from muxk.policies.engine import load_policy
     from muxk.policies.problems import PolicyError
 
-    for name in names:
+    for choice in choices:
         try:
-            load_policy(name)
+            load_policy(choice.policy, choice.settings)
         except PolicyError as error:
             die(str(error), USAGE)
 

@@ -118,7 +118,8 @@ def table(results: Sequence[RunResult], slo_ms: float) -> Table:
 
     by_policy = summary(results, slo_ms)
     runs = 1 + max(result.run for result in results)
-    shown = Table(title=f"mixed load, median of {runs} (min..max)" if runs > 1 else "mixed load, one run")
+    longs = f", long prompts of {results[0].long_in:,} tokens" if results[0].long_in else ""
+    shown = Table(title=f"mixed load{longs}, {f'median of {runs} (min..max)' if runs > 1 else 'one run'}")
     shown.add_column("")
     for policy in by_policy:
         shown.add_column(policy, justify="right")
@@ -142,7 +143,10 @@ def as_json(plan: BenchPlan, results: Sequence[RunResult], command: str) -> byte
     report = {
         "command": command,
         "plan": plan,
-        "summary": summary(results, plan.slo_ms),
+        "summary": {
+            str(tokens): summary([result for result in results if result.long_in == tokens], plan.slo_ms)
+            for tokens in dict.fromkeys(result.long_in for result in results)
+        },
         "runs": [_run_json(result) for result in results],
     }
     return msgspec.json.format(msgspec.json.encode(report))
@@ -152,6 +156,7 @@ def _run_json(result: RunResult) -> dict[str, Any]:
     phases = {figures.name: figures for figures in (result.solo, result.mixed) if figures is not None}
     return {
         "policy": result.policy,
+        "long_in": result.long_in,
         "run": result.run,
         "device": result.device,
         "model": result.model,

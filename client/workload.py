@@ -20,8 +20,25 @@ from muxk.client.records import LONG, SHORT, Phase, Record
 FIRST_ORDINARY_ID = 32
 """Vocabularies keep their control tokens in front of this."""
 
+PAUSE_BETWEEN_PHASES_S = 2.0
+"""For items of aborted prompts to end."""
+
 PAUSE_AFTER_ERROR_S = 0.1
 """Before a stream goes on after a refusal, so that a refusing server is not flooded."""
+
+
+@dataclass(frozen=True)
+class LongPrompts:
+    """A phase in which prompts of one length arrive. Lengths in tokens, times in seconds."""
+
+    tokens: int = 1500
+    every_s: float = 10.0
+    seconds: float = 90.0
+
+    @property
+    def phase(self) -> str:
+        """The name of the phase."""
+        return f"mixed {self.tokens}"
 
 
 @dataclass(frozen=True)
@@ -31,12 +48,11 @@ class MixedLoad:
     streams: int = 4
     short_in: int = 32
     short_out: int = 128
-    long_in: int = 1500
+    longs: tuple[LongPrompts, ...] = (LongPrompts(),)
+    """One phase each, in this order, after the solo phase."""
     long_out: int = 8
-    long_every_s: float = 10.0
     warmup_s: float = 5.0
     solo_s: float = 30.0
-    mixed_s: float = 90.0
     seed: int = 0
 
 
@@ -86,25 +102,33 @@ class Driver:
             if load.solo_s:
                 tell("solo")
                 phases.append(await _phase("solo", load.solo_s))
-            if load.mixed_s:
-                tell("mixed")
-                tasks.start_soon(self._longs, tasks)
-                phases.append(await _phase("mixed", load.mixed_s))
+            for longs in load.longs:
+                tell(longs.phase)
+                phases.append(await self._mixed(longs))
             tasks.cancel_scope.cancel()
         return phases
+
+    async def _mixed(self, longs: LongPrompts) -> Phase:
+        """One phase of long prompts; those that are not answered at its end are aborted."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._longs, tasks, longs)
+            phase = await _phase(longs.phase, longs.seconds)
+            tasks.cancel_scope.cancel()
+        await anyio.sleep(PAUSE_BETWEEN_PHASES_S)
+        return phase
 
     async def _stream(self, prompts: Prompts) -> None:
         """One request after the other."""
         while True:
             await self._request(SHORT, prompts.draw(self._load.short_in), self._load.short_out)
 
-    async def _longs(self, tasks: TaskGroup) -> None:
+    async def _longs(self, tasks: TaskGroup, longs: LongPrompts) -> None:
         """One long prompt at each multiple of the interval, whether the last one was answered or not."""
         started = time.perf_counter()
-        for number in range(1, 1 + int(np.ceil(self._load.mixed_s / self._load.long_every_s))):
-            prompt = self._long_prompts.draw(self._load.long_in)
+        for number in range(1, 1 + int(np.ceil(longs.seconds / longs.every_s))):
+            prompt = self._long_prompts.draw(longs.tokens)
             tasks.start_soon(self._request, LONG, prompt, self._load.long_out)
-            await anyio.sleep(max(0.0, started + number * self._load.long_every_s - time.perf_counter()))
+            await anyio.sleep(max(0.0, started + number * longs.every_s - time.perf_counter()))
 
     async def _request(self, kind: str, prompt: list[int], max_tokens: int) -> None:
         record = Record(kind, len(prompt), time.perf_counter_ns())
