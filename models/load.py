@@ -22,7 +22,8 @@ def load_runner(
 ) -> ModelRunner:
     """Load weights and make a KV pool of `pages` pages, page 0 included.
 
-    `dtype` is `fp16`, `float32`, or `auto` for the faster that works here. ModelError tells what is wrong.
+    `dtype` is `blocks` (as a quantised file holds them), `fp16`, `float32`, or `auto` for the fastest that
+    works here. ModelError tells what is wrong.
     MUXK_NATIVE=0 in the environment keeps torch's operators where native ones are built.
     """
     keep_freed_memory()
