@@ -171,6 +171,19 @@ def test_inflight_from_an_empty_pool_says_the_same(reference: Reference) -> None
         reference.check("inflight, cold", outputs_of(submit_all(client, reference.prompts)))
 
 
+@pytest.mark.parametrize("policy", ["chunked", "temporal", "static_split"])
+def test_the_other_policies_say_the_same(policy: str, reference: Reference) -> None:
+    """Prompts of up to 512 tokens together, from an empty pool; a swap to muxwise and back in mid-stream."""
+    part = Reference(reference.model, reference.prompts[4:21:2], reference.outputs[4:21:2], reference.ties)
+    with serving(policy, kv_tokens=24_576) as client:
+        streams = submit_all(client, part.prompts)
+        next(streams[0])
+        client.swap("muxwise")
+        next(streams[0])
+        client.swap(policy)
+        part.check(policy, outputs_of(streams))
+
+
 def test_recomputed_requests_say_the_same(reference: Reference) -> None:
     # Six requests that grow to 80 to 113 tokens each, and pages for about 400 in all.
     prompts = reference.prompts[9:15]
