@@ -21,11 +21,12 @@
 #define BLOCK 256        /* tokens between two corrections of the running softmax: 16 pages, 24 KiB of scores */
 #define STRIDE 272       /* floats between rows of scratch: at least BLOCK and MAX_DIM, no power of two */
 #define PANEL 32         /* outputs whose weights lie together */
-#define PACKED_ROWS 96   /* rows that share what they read of the weights, */
-#define PACKED_INPUTS 24576 /* and the inputs of theirs that are at hand: 96 KiB */
+#define PACKED_INPUTS 49152 /* inputs of all rows that share what they read of the weights: 192 KiB, */
+#define PACKED_WIDTH 2048   /* of each at most, */
+#define PACKED_ROWS 84      /* and of so many rows at most; a multiple of MICRO_ROWS */
 #define FEW_ROWS 4       /* of a tile whose weights are read as they are stored, */
 #define PACKED_FEW 8     /* for at most so many rows */
-#define UNPACKED_INPUTS 128 /* of a panel that exist as floats for more rows: 18 KiB */
+#define UNPACKED_INPUTS 64 /* of a panel that exist as floats for more rows: 9 KiB */
 #define MIN_WORK 1500000 /* multiply-adds that are worth waking other threads for (about 150 us) */
 
 #if defined(_WIN32)
@@ -33,6 +34,7 @@
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
+#define LINES __attribute__((aligned(64)))
 #define NOT_INLINE __attribute__((noinline))
 #define INLINE static inline __attribute__((always_inline))
 

@@ -50,11 +50,9 @@ INLINE void FN(block_sums)(const int rows, const int vectors, const int format, 
     }
     if (format == FLOATS) {
         const float *from = (const float *)values + at * LANES;
-        for (int64_t k = 0; k < block; k += 4, from += 4 * PANEL, x += 4 * rows)
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)
-                for (int i = 0; i < rows; i++)
-                    for (int v = 0; v < vectors; v++) sums[i][v] += LOAD(from + j * PANEL + v * LANES) * x[j * rows + i];
+        for (int64_t k = 0; k < block; k++, from += PANEL, x += rows)
+            for (int i = 0; i < rows; i++)
+                for (int v = 0; v < vectors; v++) sums[i][v] += LOAD(from + v * LANES) * x[i];
         return;
     }
     const int32_t *words = (const int32_t *)values + at * LANES;
@@ -161,64 +159,87 @@ static void FN(unpack_chunk)(const Matrix *matrix, const uint8_t *chunk, int64_t
     }
 }
 
-/* A constant number of floats for whole panels: calls of memcpy would take a tenth of the time. */
-INLINE void FN(copy_outputs)(float *to, const float *from, int64_t wide) {
-    if (wide < PANEL) memcpy(to, from, (size_t)wide * 4);
-    else for (int i = 0; i < PANEL; i += LANES) STORE(to + i, LOAD(from + i));
+/* Outputs of a panel, not to be read or written past the last one of the matrix; `begun` from an earlier chunk. */
+INLINE void FN(load_outputs)(const Matrix *matrix, int64_t panel, int64_t begun, const float *out, float *to) {
+    int64_t wide = matrix->outputs - panel * PANEL;
+    const float *from = begun ? out : matrix->bias;
+    if (!from) memset(to, 0, PANEL * 4);
+    else memcpy(to, from + panel * PANEL, (size_t)(wide < PANEL ? wide : PANEL) * 4);
 }
 
-/* Products of a tile of rows with one panel, from inputs that are packed; the first chunk begins with the bias. */
-INLINE void FN(tile_with_panel)(const Matrix *matrix, const uint8_t *chunk, int64_t panel, int64_t blocks, int64_t begun,
-                                int64_t rows, const float *x, const float *totals, float *out) {
-    float sums[MICRO_ROWS * PANEL] __attribute__((aligned(32)));
+INLINE void FN(store_outputs)(const Matrix *matrix, int64_t panel, const float *from, float *out) {
     int64_t wide = matrix->outputs - panel * PANEL;
-    if (wide > PANEL) wide = PANEL;
-    out += panel * PANEL;
-    for (int64_t i = 0; i < rows; i++) {
-        if (begun) FN(copy_outputs)(sums + i * PANEL, out + i * matrix->outputs, wide);
-        else if (matrix->bias) FN(copy_outputs)(sums + i * PANEL, matrix->bias + panel * PANEL, wide);
-        else memset(sums + i * PANEL, 0, PANEL * 4);
+    memcpy(out + panel * PANEL, from, (size_t)(wide < PANEL ? wide : PANEL) * 4);
+}
+
+/* Inputs of some rows, side by side in tiles, and what is needed to add their products with a panel. */
+typedef struct {
+    int64_t rows;
+    int64_t tiles;
+    int64_t first;  /* input */
+    int64_t last;
+    float *inputs;  /* of tile after tile: [last - first][rows of the tile] */
+    float *totals;  /* [(last - first) / block][rows of the tile] */
+} FN(Packed);
+
+INLINE int64_t FN(top)(const FN(Packed) *packed, int64_t tile) {
+    return packed->rows * tile / packed->tiles;
+}
+
+/* Add products with inputs [first, last) of a panel to sums[rows][PANEL]. */
+INLINE void FN(add_chunk)(const Matrix *matrix, const uint8_t *chunk, const FN(Packed) *packed, int64_t first, int64_t last,
+                          float *sums) {
+    int64_t width = packed->last - packed->first, at = first - packed->first, block = matrix->block;
+    for (int64_t tile = 0; tile < packed->tiles; tile++) {
+        int64_t top = FN(top)(packed, tile), rows = FN(top)(packed, tile + 1) - top;
+        FN(product_of_tile)(matrix, chunk, (last - first) / block, rows, packed->inputs + top * width + at * rows,
+                            packed->totals + top * (width / block) + at / block * rows, sums + top * PANEL);
     }
-    FN(product_of_tile)(matrix, chunk, blocks, rows, x, totals, sums);
-    for (int64_t i = 0; i < rows; i++) FN(copy_outputs)(out + i * matrix->outputs, sums + i * PANEL, wide);
+}
+
+/* Products of packed inputs with one panel, unpacked a part at a time if that is worth it. */
+static void FN(product_of_panel)(const Matrix *matrix, int64_t panel, const FN(Packed) *packed, float *out) {
+    float sums[PACKED_ROWS * PANEL] LINES, unpacked[(UNPACKED_INPUTS + 2 * UNPACKED_INPUTS / 16) * PANEL] LINES;
+    int64_t block = matrix->block, outputs = matrix->outputs;
+    const uint8_t *blocks = matrix->panels + panel * matrix->panel_bytes;
+    for (int64_t i = 0; i < packed->rows; i++)
+        FN(load_outputs)(matrix, panel, packed->first > 0, out + i * outputs, sums + i * PANEL);
+    if (packed->rows <= PACKED_FEW) {
+        FN(add_chunk)(matrix, blocks + packed->first / block * matrix->block_bytes, packed, packed->first, packed->last, sums);
+    } else {
+        Matrix floats = *matrix;
+        floats.format = FLOATS;
+        floats.half = 0;
+        floats.block_bytes = (block + 1 + matrix->offsets) * PANEL * 4;
+        for (int64_t first = packed->first; first < packed->last; first += UNPACKED_INPUTS) {
+            int64_t last = first + UNPACKED_INPUTS < packed->last ? first + UNPACKED_INPUTS : packed->last;
+            FN(unpack_chunk)(matrix, blocks + first / block * matrix->block_bytes, (last - first) / block, (uint8_t *)unpacked);
+            FN(add_chunk)(&floats, (const uint8_t *)unpacked, packed, first, last, sums);
+        }
+    }
+    for (int64_t i = 0; i < packed->rows; i++) FN(store_outputs)(matrix, panel, sums + i * PANEL, out + i * outputs);
 }
 
 /* out[rows][outputs], of panels [first_panel, last_panel) only, of x[rows][inputs]. */
 static void FN(product_of_panels)(const Matrix *matrix, const float *x, float *out, int64_t rows, int64_t first_panel,
                                   int64_t last_panel) {
-    float packed[PACKED_INPUTS], totals[PACKED_INPUTS / 16];
-    float unpacked[(UNPACKED_INPUTS + 2 * UNPACKED_INPUTS / 16) * PANEL];
-    int64_t inputs = matrix->inputs, outputs = matrix->outputs, block = matrix->block, height;
-    Matrix floats = *matrix;
-    floats.format = FLOATS;
-    floats.half = 0;
-    floats.block_bytes = (block + 1 + matrix->offsets) * PANEL * 4;
-    for (int64_t row = 0; row < rows; row += height) {
-        height = rows - row < PACKED_ROWS ? rows - row : PACKED_ROWS;
-        int64_t unpack = height > PACKED_FEW, tile_rows = unpack ? MICRO_ROWS : FEW_ROWS, next;
-        int64_t tiles = (height + tile_rows - 1) / tile_rows;
-        int64_t width = unpack ? UNPACKED_INPUTS : PACKED_INPUTS / height / 32 * 32;
-        for (int64_t first = 0; first < inputs; first = next) {
-            next = first + width < inputs ? first + width : inputs;
-            int64_t blocks = (next - first) / block;
-            for (int64_t tile = 0; tile < tiles; tile++) {
-                int64_t top = height * tile / tiles, bottom = height * (tile + 1) / tiles;
-                FN(pack_inputs)(matrix, x + (row + top) * inputs, bottom - top, first, next, packed + top * (next - first),
-                                totals + top * blocks);
+    float inputs[PACKED_INPUTS] LINES, totals[PACKED_INPUTS / 16];
+    int64_t width = matrix->inputs < PACKED_WIDTH ? matrix->inputs : PACKED_WIDTH;
+    int64_t most = PACKED_INPUTS / width < PACKED_ROWS ? PACKED_INPUTS / width : PACKED_ROWS;
+    int64_t parts = (rows + most - 1) / most;
+    for (int64_t part = 0; part < parts; part++) {
+        int64_t row = rows * part / parts, height = rows * (part + 1) / parts - row;
+        int64_t tile_rows = height <= PACKED_FEW ? FEW_ROWS : MICRO_ROWS, last;
+        for (int64_t first = 0; first < matrix->inputs; first = last) {
+            last = first + width < matrix->inputs ? first + width : matrix->inputs;
+            FN(Packed) packed = {height, (height + tile_rows - 1) / tile_rows, first, last, inputs, totals};
+            for (int64_t tile = 0; tile < packed.tiles; tile++) {
+                int64_t top = FN(top)(&packed, tile);
+                FN(pack_inputs)(matrix, x + (row + top) * matrix->inputs, FN(top)(&packed, tile + 1) - top, first, last,
+                                inputs + top * (last - first), totals + top * ((last - first) / matrix->block));
             }
-            for (int64_t panel = first_panel; panel < last_panel; panel++) {
-                const Matrix *used = matrix;
-                const uint8_t *chunk = matrix->panels + panel * matrix->panel_bytes + first / block * matrix->block_bytes;
-                if (unpack) {
-                    FN(unpack_chunk)(matrix, chunk, blocks, (uint8_t *)unpacked);
-                    used = &floats, chunk = (const uint8_t *)unpacked;
-                }
-                for (int64_t tile = 0; tile < tiles; tile++) {
-                    int64_t top = height * tile / tiles, bottom = height * (tile + 1) / tiles;
-                    FN(tile_with_panel)(used, chunk, panel, blocks, first > 0, bottom - top, packed + top * (next - first),
-                                        totals + top * blocks, out + (row + top) * outputs);
-                }
-            }
+            for (int64_t panel = first_panel; panel < last_panel; panel++)
+                FN(product_of_panel)(matrix, panel, &packed, out + row * matrix->outputs);
         }
     }
 }
