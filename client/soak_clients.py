@@ -55,6 +55,8 @@ class Seen(msgspec.Struct):
     failed: int = 0
     tokens: int = 0
     gaps_us: list[int] = []
+    reasons: dict[str, int] = {}
+    """Of failures: code and message, and how often."""
 
 
 class Connection:
@@ -112,8 +114,10 @@ class Connection:
             case protocol.Finished():
                 seen.finished += 1
                 self.due_s = self._later()
-            case protocol.Failed():
+            case protocol.Failed(code=code, message=message):
                 seen.failed += 1
+                reason = f"{code}: {message}"
+                seen.reasons[reason] = seen.reasons.get(reason, 0) + 1
                 self.due_s = self._later()
 
 
