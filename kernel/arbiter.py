@@ -169,6 +169,26 @@ class Arbiter(Actor):
     # --- completions from the device ---
 
     def on_item_done(self, message: ItemDone) -> None:
+        self._take_completion(message)
+
+    def on_item_failed(self, message: ItemFailed) -> None:
+        self._take_completion(message)
+
+    def _take_completion(self, message: ItemDone | ItemFailed) -> None:
+        """Completions in the order in which items ended, where that order means anything.
+
+        Each lane posts from a thread of its own, so that of two messages which wait here the later one may
+        come out first. Tokens of a row, and rows of a batch, must not change places by that.
+        """
+        self._lanes.early[message.item_id] = message
+        while (due := self._lanes.next_completion()) is not None:
+            if isinstance(due, ItemDone):
+                self._item_done(due)
+            else:
+                self._item_failed(due)
+        self._turn()
+
+    def _item_done(self, message: ItemDone) -> None:
         flight = self._ended(message.item_id)
         if flight is None:
             return
@@ -183,7 +203,6 @@ class Arbiter(Actor):
         elif isinstance(flight.work, ProbeWork):
             elapsed_ns = max(1, message.ended_ns - message.started_ns)
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
-        self._turn()
 
     def _ended(self, item_id: int) -> Flight | None:
         flight = self._lanes.ended(item_id, self.now_ns())
@@ -193,7 +212,7 @@ class Arbiter(Actor):
             self.send(self._refs.gateway, LaneMoved(flight.lane.name))
         return flight
 
-    def on_item_failed(self, message: ItemFailed) -> None:
+    def _item_failed(self, message: ItemFailed) -> None:
         flight = self._ended(message.item_id)
         if flight is None:
             return
@@ -209,7 +228,6 @@ class Arbiter(Actor):
             self.send(self._refs.decode, DecodeFailed(step.step_id, step.version, message.reason))
         elif isinstance(flight.work, ProbeWork):
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, 0))
-        self._turn()
 
     def on_decode_floor_reached(self, message: DecodeFloorReached) -> None:
         self.state.floor_timer = False
@@ -225,16 +243,15 @@ class Arbiter(Actor):
         step = None
         if flight.decode is not None:
             step = self._step_done(flight.decode, message.decode or StepOutput(), message.ended_ns)
-        if job.failure is not None or (job.cancelled and not ended):
-            self._give_up(job)
-            if step is not None:
-                self.send(self._refs.decode, step)
-        elif ended or message.tokens or message.prompt_logprobs:
+        if job.failure is None and (ended or message.tokens or message.prompt_logprobs):
+            # Of a cancelled batch too: prefill counts its rows by these messages.
             self.send(self._refs.prefill, self._prefill_done(job, message, step))
-            if ended:
-                self._forget(job)
         elif step is not None:
             self.send(self._refs.decode, step)
+        if job.failure is not None or (job.cancelled and not ended):
+            self._give_up(job)
+        elif ended:
+            self._forget(job)
 
     def _prefill_done(self, job: PrefillJob, message: ItemDone, step: DecodeStepDone | None) -> PrefillDone:
         decode = self.state.decode

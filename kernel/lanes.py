@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from muxk.kernel.device import Device, ItemDone, Lane
+from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.jobs import Flight, Load, PrefillJob
 from muxk.kernel.messages import ItemMeasured
 from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, Split
@@ -21,6 +21,8 @@ class LaneTable:
     device: Device
     next_item: int
     flights: dict[int, Flight] = field(default_factory=dict)
+    early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
+    """Completions that arrived before those of items which ended before them."""
 
     def launch_decode(self, units: int, work: DecodeWork, now_ns: int) -> None:
         """Queue a decode step on the decode lane of so many units."""
@@ -97,6 +99,14 @@ class LaneTable:
             shared=self.others_busy(lane),
         )
         self.device.launch(lane, item, after)
+
+    def next_completion(self) -> ItemDone | ItemFailed | None:
+        """Take out an early completion for which nothing is missing any more."""
+        for item_id in self.early:
+            flight = self.flights.get(item_id)
+            if flight is None or self.flights.keys().isdisjoint(flight.waits_for):
+                return self.early.pop(item_id)
+        return None
 
     def ended(self, item_id: int, now_ns: int) -> Flight | None:
         """Take an item out; None for one of an older generation."""

@@ -275,8 +275,8 @@ def _logprobs(
     """A certain token for each row that asks: this device knows no probabilities."""
     asked = {extras.row for extras in sampling.extras if extras.logprobs is not None}
     return tuple(
-        RowLogprobs(place, length, token, 0.0, 1, (token,), (0.0,))
-        for place, (row, length, token) in enumerate(zip(rows, lengths, tokens, strict=True))
+        RowLogprobs(row, length, token, 0.0, 1, (token,), (0.0,))
+        for row, length, token in zip(rows, lengths, tokens, strict=True)
         if row in asked
     )
 
