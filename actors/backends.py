@@ -45,9 +45,11 @@ def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, pro
     kind, _, count = device.partition(":")
     units = _unit_count(device, count) if count else None
     if kind == "sim":
-        return _open_sim(units or SIM_UNITS_DEFAULT, kv_tokens or SIM_KV_TOKENS_DEFAULT)
+        return _open_sim(
+            units or SIM_UNITS_DEFAULT, SIM_KV_TOKENS_DEFAULT if kv_tokens is None else kv_tokens
+        )
     if kind in ("auto", "cpu"):
-        return _open_cpu(model, dtype, units, kv_tokens or KV_TOKENS_DEFAULT, progress)
+        return _open_cpu(model, dtype, units, KV_TOKENS_DEFAULT if kv_tokens is None else kv_tokens, progress)
     raise StartupError(f"unknown device {device!r}: use auto, cpu, cpu:N or sim:N (N units)")
 
 

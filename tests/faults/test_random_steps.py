@@ -17,7 +17,7 @@ from muxk.actors import protocol as wire
 from muxk.actors import system
 from muxk.actors.kv_pool import KvPool, check_pool
 from muxk.kernel.devices.sim import SimCosts
-from virtual_server import MS, S, Outcome, VirtualServer, expected_tokens
+from virtual_server import MS, Outcome, S, VirtualServer, expected_tokens
 
 POLICIES = ["muxwise", "chunked", "temporal", "inflight", "static_split"]
 POOL_TOKENS = 256
@@ -56,7 +56,7 @@ class Sent:
 
 @dataclass
 class Crowd:
-    """Clients that submit and abort at random. A step is a submit, an abort, or an end that came by itself."""
+    """Clients that submit and abort at random. A step is a submit, an abort, or an end by itself."""
 
     seed: int
     jitter: bool
