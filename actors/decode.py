@@ -59,7 +59,10 @@ class DecodeActorState:
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     flow: Steps = field(default_factory=Steps)
     held: list[tuple[int, EmittedRow]] = field(default_factory=list)
-    """First tokens that wait for the end of a step in flight, with its id; at most one a row."""
+    """First tokens that wait for the end of a step in flight, with its id; at most one a row, and one more of
+    a request that was evicted and is back."""
+    early: JoinDecode | None = None
+    """With a step that ended after one whose end has not arrived."""
     steps: int = 0
     tokens: int = 0
     recomputes: int = 0
@@ -79,6 +82,9 @@ class Decode(Actor):
 
     def on_join_decode(self, message: JoinDecode) -> None:
         """New rows, and what the decode step brought that ran in the same item, if it was a fused one."""
+        if message.step is not None and not self.state.flow.is_oldest(message.step.step_id):
+            self.state.early = message  # it came by way of prefill, the end of the step before comes directly
+            return
         stepped = [] if message.step is None else self._take_step(message.step)
         joined = self._add_rows(message)
         if not self.state.flow.outstanding:
@@ -104,11 +110,17 @@ class Decode(Actor):
         gap of the request, and right at its beginning.
         """
         running = self.state.flow.running(message.decode_running)
-        if running is None:
-            self._emit(stepped + joined)
-            return
-        self.state.held += [(running, row) for row in joined if row.finish_reason is None]
-        self._emit(stepped + [row for row in joined if row.finish_reason is not None])
+        at_once = [row for row in joined if running is None or row.finish_reason is not None]
+        before = self._held_of({row.request_id for row in at_once})
+        if running is not None:
+            self.state.held += [(running, row) for row in joined if row.finish_reason is None]
+        self._emit(stepped + before + at_once)
+
+    def _held_of(self, request_ids: set[int]) -> list[EmittedRow]:
+        """What is held of requests whose next token is here: they were evicted in between, and came back."""
+        held = self.state.held
+        self.state.held = [(step, row) for step, row in held if row.request_id not in request_ids]
+        return [row for _, row in held if row.request_id in request_ids]
 
     def on_step_launched(self, message: StepLaunched) -> None:
         """Submit the step after one that runs with this version: it takes its tokens on the device."""
@@ -124,6 +136,12 @@ class Decode(Actor):
         self._go_on(emitted)
         self._emit(emitted)
         self._settle()
+        self._join_early()
+
+    def _join_early(self) -> None:
+        early, self.state.early = self.state.early, None
+        if early is not None:
+            self.on_join_decode(early)
 
     def _take_step(self, message: DecodeStepDone) -> list[EmittedRow]:
         """Advance the rows of a step that ended."""
@@ -151,6 +169,7 @@ class Decode(Actor):
         self._go_on(emitted)
         self._emit(emitted)
         self._settle()
+        self._join_early()
 
     def _account(
         self,

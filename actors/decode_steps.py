@@ -45,6 +45,10 @@ class Steps:
         """A step after the newest may be submitted."""
         return self.waiting is None and len(self.on_lanes) <= 1
 
+    def is_oldest(self, step_id: int) -> bool:
+        """All steps before it have ended."""
+        return step_id == next(iter(self.outstanding))
+
     def running(self, decode_running: bool) -> int | None:
         """The newest step on a lane: no row that joins now is in it.
 

@@ -1,0 +1,81 @@
+"""Tokens that reach decode in another order than they were sampled in, or that it holds back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muxk.actors.decode import Decode
+from muxk.actors.messages import (
+    JoinDecode,
+    PagesGrown,
+    ReleasePages,
+    Request,
+    ReservedRequest,
+    SamplingParams,
+    TokensEmitted,
+)
+from muxk.actors.refs import Refs
+from muxk.kernel.actor import Ref
+from muxk.kernel.messages import DecodeStepDone, StepLaunched, SubmitDecode
+from muxk.kernel.policy import PolicyBook
+from muxk.kernel.work import int32_bytes
+from muxk.policies.engine import load_policy
+
+
+class Sent:
+    """The context of an actor that is driven by hand."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def now_ns(self) -> int:
+        return 0
+
+    def send(self, ref: Ref[Any], message: Any) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+def request(request_id: int, max_tokens: int, prompt_tokens: int) -> Request:
+    params = SamplingParams(max_tokens, 0.0, 1.0, 0, seed=0, choice=0, stop=(), ignore_eos=True)
+    return Request(request_id, request_id, 0, int32_bytes([65] * prompt_tokens), b"", params, 0, 0)
+
+
+def joining(request: Request, pages: tuple[int, ...], token: int) -> JoinDecode:
+    return JoinDecode((ReservedRequest(request, pages, 0),), int32_bytes([token]), decode_running=True)
+
+
+def decode_by_hand() -> tuple[Sent, Decode]:
+    sent, book = Sent(), PolicyBook()
+    decode = Decode(Refs(), book, book.add(load_policy("muxwise", {})), frozenset())
+    decode.context = sent  # type: ignore[assignment]
+    return sent, decode
+
+
+def test_a_held_token_goes_before_the_last_one_of_a_request_that_was_evicted_and_came_back() -> None:
+    sent, decode = decode_by_hand()
+    decode.on_join_decode(joining(request(1, max_tokens=50, prompt_tokens=14), (1,), 97))
+    for step_id in (1, 2):
+        decode.on_step_launched(StepLaunched(step_id, version=1))
+    decode.on_join_decode(joining(request(2, max_tokens=2, prompt_tokens=10), (2,), 98))
+    # Two steps run without request 2. The first request has no page for a third one: the second is evicted.
+    decode.on_pages_grown(PagesGrown((), (), denied=(1,)))
+    [released] = sent.of(ReleasePages)
+    decode.on_join_decode(joining(released.recompute, (2,), 99))
+    rows = [row for message in sent.of(TokensEmitted) for row in message.rows if row.request_id == 2]
+    assert [(row.tokens, row.finish_reason) for row in rows] == [((98,), None), ((99,), "length")]
+
+
+def test_a_fused_step_that_decode_hears_of_before_the_end_of_the_step_before_it_waits_for_that() -> None:
+    sent, decode = decode_by_hand()
+    decode.on_join_decode(joining(request(1, max_tokens=50, prompt_tokens=14), (1, 2), 97))
+    decode.on_step_launched(StepLaunched(1, version=1))
+    # The second step ran fused, after a policy swap: its end comes by way of prefill.
+    second = DecodeStepDone(2, 1, int32_bytes([99]), ended_ns=2)
+    decode.on_join_decode(JoinDecode((), b"", decode_running=False, step=second))
+    decode.on_decode_step_done(DecodeStepDone(1, 1, int32_bytes([98]), ended_ns=1))
+    rows = [row for message in sent.of(TokensEmitted) for row in message.rows]
+    assert [row.tokens for row in rows] == [(97,), (98,), (99,)]
+    assert sent.of(SubmitDecode)[-1].work.step_id == 3
