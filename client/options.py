@@ -22,7 +22,8 @@ Endpoint = Annotated[
     typer.Option(
         "--endpoint",
         metavar="ENDPOINT",
-        help="Where the server listens, e.g. tcp://127.0.0.1:5555. Default: the server you started.",
+        help="Where the server listens, e.g. tcp://127.0.0.1:5555. Default: the server you started. "
+        "If it wants keys, MUXK_SERVER_KEY and MUXK_KEYS name the files that `muxk keys` made.",
     ),
 ]
 Admin = Annotated[

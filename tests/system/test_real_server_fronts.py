@@ -32,10 +32,10 @@ with EndpointClaims(directory) as claims:
 """
 
 
-def muxk(*arguments: str) -> Result:
+def muxk(*arguments: str, **environment: str) -> Result:
     from muxk.client.cli import build_app
 
-    return CliRunner().invoke(build_app(), arguments)
+    return CliRunner(env=environment).invoke(build_app(), arguments)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,11 @@ def test_keys_made_by_the_command_open_a_server_to_other_machines(tmp_path: Path
             with pytest.raises(ConnectError, match="MUXK_KEYS"):
                 Client(endpoint, server_key=public)
             assert client.state()["server"]["broken_frames"] == 0
+        own = {"MUXK_SERVER_KEY": str(public), "MUXK_KEYS": str(alice)}
+        shown = muxk("submit", "hello", "--max-tokens", "3", "--json", "--endpoint", endpoint, **own)
+        assert shown.exit_code == 0, shown.stderr
+        shown = muxk("state", "--endpoint", endpoint, **own)
+        assert shown.exit_code == 0, shown.stderr
 
 
 def test_eight_servers_at_once_bind_ports_of_their_own_and_leave_nothing(tmp_path: Path) -> None:
