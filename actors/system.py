@@ -46,6 +46,9 @@ from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
 
+DESCRIPTORS = 65_536
+"""Files and connections that a server may have open, where the system allows it."""
+
 Progress = Callable[[str, float], None]
 """(what is being done, share done from 0 to 1)."""
 
@@ -173,9 +176,11 @@ def new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: E
 
 
 def _allow_many_connections() -> None:
-    """A client is a descriptor: use as many as the system allows this process, not the usual 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """A client is a descriptor: use more than the usual 1,024, as far as the system lets this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if allowed > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _load_policy(options: ServeOptions) -> Policy:
