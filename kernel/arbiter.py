@@ -277,6 +277,8 @@ class Arbiter(Actor):
         """The oldest step ended; the executor answers with the next one unless it was submitted already."""
         decode = self.state.decode
         decode.in_flight.popleft()
+        if not decode.in_flight:
+            decode.held_since_ns = self.now_ns()
         decode.expected = decode.waiting is None and not decode.in_flight
 
     def _turn(self) -> None:

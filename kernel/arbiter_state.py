@@ -85,8 +85,7 @@ class ArbiterState:
         return self.decode.waiting is None and self.decode.active
 
     def decode_floor_passed(self, now_ns: int) -> bool:
-        held_ns = now_ns - self.decode.held_since_ns
-        return self.decode.waiting is not None and held_ns >= self.policy.limits.decode_floor_ns
+        return self.decode.held and now_ns - self.decode.held_since_ns >= self.policy.limits.decode_floor_ns
 
     def forget_rules(self) -> None:
         """Counters of rules are those of the policy in force."""
@@ -118,7 +117,7 @@ class ArbiterState:
             context_tokens=decode.context_tokens if decode.active else 0,
             waiting=decode.waiting is not None,
             in_flight=bool(decode.in_flight),
-            idle_ns=now_ns - decode.held_since_ns if decode.waiting is not None else 0,
+            idle_ns=now_ns - decode.held_since_ns if decode.held else 0,
         )
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:

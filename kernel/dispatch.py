@@ -196,7 +196,7 @@ class Dispatcher:
 
     def _arm_decode_floor(self) -> None:
         state = self._state
-        if state.decode.waiting is None or state.floor_timer or state.decode.in_flight:
+        if not state.decode.held or state.floor_timer:
             return
         floor_ns = state.policy.limits.decode_floor_ns
         left_ns = floor_ns - (self._context.now_ns() - state.decode.held_since_ns)

@@ -166,7 +166,12 @@ class DecodeState:
     newest_step: int = 0
     """The last step that was launched: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0
-    """When the executor submitted the step that waits."""
+    """The later of two times: the submission of the step that waits, and the end of the last step."""
+
+    @property
+    def held(self) -> bool:
+        """A step waits, and not for another one to end: nothing but the policy holds it."""
+        return self.waiting is not None and not self.in_flight
 
     @property
     def active(self) -> bool:
