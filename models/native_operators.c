@@ -22,7 +22,7 @@
 #define STRIDE 272       /* floats between rows of scratch: at least BLOCK and MAX_DIM, no power of two */
 #define PANEL 32         /* outputs whose weights lie together */
 #define PACKED_INPUTS 49152 /* inputs of all rows that share what they read of the weights: 192 KiB, */
-#define PACKED_WIDTH 2048   /* of each at most, */
+#define PACKED_WIDTH 1024   /* of each at most, */
 #define PACKED_ROWS 84      /* and of so many rows at most; a multiple of MICRO_ROWS */
 #define FEW_ROWS 4       /* of a tile whose weights are read as they are stored, */
 #define PACKED_FEW 8     /* for at most so many rows */

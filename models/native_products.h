@@ -224,11 +224,12 @@ static void FN(product_of_panel)(const Matrix *matrix, int64_t panel, const FN(P
 static void FN(product_of_panels)(const Matrix *matrix, const float *x, float *out, int64_t rows, int64_t first_panel,
                                   int64_t last_panel) {
     float inputs[PACKED_INPUTS] LINES, totals[PACKED_INPUTS / 16];
-    int64_t width = matrix->inputs < PACKED_WIDTH ? matrix->inputs : PACKED_WIDTH;
+    int64_t chunks = (matrix->inputs + PACKED_WIDTH - 1) / PACKED_WIDTH, height;
+    int64_t width = (matrix->inputs / chunks + 31) / 32 * 32;
     int64_t most = PACKED_INPUTS / width < PACKED_ROWS ? PACKED_INPUTS / width : PACKED_ROWS;
-    int64_t parts = (rows + most - 1) / most;
-    for (int64_t part = 0; part < parts; part++) {
-        int64_t row = rows * part / parts, height = rows * (part + 1) / parts - row;
+    int64_t parts = (rows + most - 1) / most, even = (rows / parts + MICRO_ROWS) / MICRO_ROWS * MICRO_ROWS;
+    for (int64_t row = 0; row < rows; row += height) {
+        height = rows - row <= most ? rows - row : even < most ? even : most;
         int64_t tile_rows = height <= PACKED_FEW ? FEW_ROWS : MICRO_ROWS, last;
         for (int64_t first = 0; first < matrix->inputs; first = last) {
             last = first + width < matrix->inputs ? first + width : matrix->inputs;
