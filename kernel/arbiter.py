@@ -43,7 +43,7 @@ from muxk.kernel.messages import (
     SubmitPrefill,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, stuck_reason
+from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, excuse, stuck_reason
 from muxk.kernel.work import DecodeWork, Phase, ProbeWork, StepOutput
 
 DEFAULT_WATCHDOG = Watchdog()
@@ -285,12 +285,14 @@ class Arbiter(Actor):
         self._dispatcher.turn()
         if self._lanes.flights and not self.state.stuck_timer:
             self.state.stuck_timer = True
+            self.state.look_due_ns = self.now_ns() + LOOK_EVERY_NS
             self.send_after(LOOK_EVERY_NS, self._refs.arbiter, LookForStuckItems())
 
     def on_look_for_stuck_items(self, message: LookForStuckItems) -> None:
         state, now_ns = self.state, self.now_ns()
         state.stuck_timer = False
         flights = self._lanes.flights.values()
+        excuse(flights, now_ns - state.look_due_ns)
         for flight in self._watchdog.overdue(flights, state.estimates, now_ns):
             flight.stuck = True
             state.counts["stuck items"] += 1

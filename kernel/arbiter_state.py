@@ -72,6 +72,8 @@ class ArbiterState:
     probes: deque[RunProbe] = field(default_factory=deque)
     floor_timer: bool = False
     stuck_timer: bool = False
+    look_due_ns: int = 0
+    """When that timer is due."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def work_exists(self) -> bool:

@@ -47,6 +47,13 @@ class Watchdog:
         return max(self.stuck_after_ns, STUCK_FACTOR * _expected_ns(flight, estimates))
 
 
+def excuse(flights: Iterable[Flight], late_ns: int) -> None:
+    """Take the time off in which nobody could look: a process that was stopped has stopped lanes as well."""
+    if late_ns > LOOK_EVERY_NS:
+        for flight in flights:
+            flight.runnable_ns += late_ns
+
+
 def _expected_ns(flight: Flight, estimates: Estimates) -> float:
     units = len(flight.lane.units)
     expected_ns = 0.0
