@@ -242,6 +242,7 @@ def stage(place: Place, seed: int) -> tuple[VirtualServer, Look]:
         server.submit(arrival_ns + MS // 2, f"late{index}", NEIGHBOUR, **fields)
     look = Look(server)
     server.run_until(arrival_ns)
+    assert not place.rules or server.describe("arbiter")["policy"] == "staged"
     while server.runtime.now_ns() < arrival_ns + 2 * S:
         look.find()
         if look.request_id and place.there(look):

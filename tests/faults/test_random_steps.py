@@ -199,6 +199,8 @@ def check_crowd(crowd: Crowd) -> None:
     assert shown["accepted"] == counts["submits"] == shown["finished"] + shown["aborts"]
     numbers = [value for value in shown.values() if isinstance(value, int | float)]
     assert min(numbers) >= 0
+    swaps = server.describe("arbiter")["counts"].get("policy swaps", 0)
+    assert swaps == sum(crowd.policies.values()), "a policy was refused"
     assert server.describe("decode")["recomputes"] > 0, "the pool was not short: the run shows nothing"
     assert crowd.pool.state.reused_tokens > 0, "no prefix was reused: the run shows nothing"
 

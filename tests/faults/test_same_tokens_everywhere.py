@@ -102,7 +102,10 @@ CIRCUMSTANCES = {
         server={"settings": {"budget": "1"}},
     ),
     "in chunks, fused with others": Circumstance(
-        lambda server: counts(server)["fused steps"] >= 4, policy="chunked", beside=crowd(6)
+        lambda server: counts(server)["fused steps"] >= 10,
+        policy="chunked",
+        server={"settings": {"budget": "12"}},
+        beside=crowd(6),
     ),
     "layer by layer": Circumstance(lambda server: True, policy="temporal", beside=crowd(3)),
     "whole": Circumstance(lambda server: True, policy="inflight", beside=crowd(3)),
