@@ -31,7 +31,7 @@ run: $(VENV)/.stamp-cpu
 # All tests: two at a time, then those that need the machine for themselves. ARGS chooses tests and options instead.
 test: $(VENV)/.stamp-dev
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -m alone
 else
 	$(BIN)/python -m pytest $(ARGS)

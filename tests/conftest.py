@@ -20,8 +20,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of ALONE."""
+    """Mark the tests of ALONE, and put files with slow tests first, so that no worker ends long after the other."""
     folders = [Path(__file__).parent / name for name in ALONE]
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(pytest.mark.alone)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
