@@ -227,7 +227,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
 def test_the_build_command_makes_a_library_that_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A compiler that does not optimise takes a tenth of the time; what the flags make is tested everywhere else.
+    # One that does not optimise takes a tenth of the time; what -O3 makes is tested everywhere else.
     quick = tmp_path / "quick-cc"
     quick.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
     quick.chmod(0o755)
