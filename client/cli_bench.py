@@ -6,12 +6,14 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.bench import BenchPlan, PolicyChoice, run_bench
 from muxk.client.options import USAGE, die, readable_errors
-from muxk.client.workload import LongPrompts, MixedLoad
+
+if TYPE_CHECKING:
+    from muxk.client.bench import PolicyChoice
+    from muxk.client.workload import LongPrompts
 
 
 def bench(
@@ -57,7 +59,9 @@ def bench(
     Shows how long streams wait for their next token, how long prompts wait for their first one, and how much
     is decoded, as medians of the runs with the least and the most. Takes runs x policies x about two minutes.
     """
+    from muxk.client.bench import BenchPlan, PolicyChoice, run_bench
     from muxk.client.report import as_json, table
+    from muxk.client.workload import MixedLoad
     from rich.console import Console
 
     choices = tuple(PolicyChoice.parse(name) for name in policies.split(",") if name.strip())
@@ -86,6 +90,8 @@ def bench(
 
 def parse_longs(lengths: str, every: str, seconds: str) -> tuple[LongPrompts, ...]:
     """The phases with long prompts; one interval or duration serves all lengths. 0 seconds: no phase."""
+    from muxk.client.workload import LongPrompts
+
     tokens = [round(value) for value in _numbers("--long-in", lengths, least=1)]
     every_s = _numbers("--long-every", every, least=0.1)
     seconds_s = _numbers("--seconds", seconds, least=0)
