@@ -16,7 +16,7 @@ setup(
         Extension(
             "muxk.models._native",
             sources=["models/native_operators.c"],
-            depends=["models/native_kernels.h", "models/native_products.h"],
+            depends=["models/native_kernels.h", "models/native_products.h", "models/native_layers.h"],
             extra_compile_args=["-O3", "-fvisibility=hidden", "-Wno-psabi", *OPENMP],
             extra_link_args=OPENMP,
             libraries=["m"],

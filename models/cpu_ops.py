@@ -17,7 +17,7 @@ from muxk.models.cpu_decode import DecodeAttention
 from muxk.models.cpu_prefill import PrefillAttention
 from muxk.models.errors import ModelError
 from muxk.models.gguf_blocks import QuantisedMatrix
-from muxk.models.ops import Attention, Embedding, Heads, KvLayer, Linear
+from muxk.models.ops import Attention, DecoderLayer, Embedding, Heads, KvLayer, LayerStack, Linear
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -59,6 +59,9 @@ class CpuOperators:
         return None
 
     def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
+        return None
+
+    def layer_stack(self, layers: Sequence[DecoderLayer], epsilon: float) -> LayerStack | None:
         return None
 
     def padding(self, rows: int) -> int:

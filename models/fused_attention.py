@@ -19,6 +19,8 @@ class FusedAttention:
         self._decode_rows = decode_rows
         self._decode = decode
         self._prefill = prefill
+        self.parts = (decode, prefill)
+        """Of the first rows, and of the rest. Layers in one native call attend to each by themselves."""
 
     def __call__(self, qkv: Tensor, norms: HeadNorms | None, kv: KvLayer) -> Tensor:
         decoded = self._decode(qkv[: self._decode_rows], norms, kv)

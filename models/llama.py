@@ -15,7 +15,16 @@ import torch
 from muxk.models.config import ModelConfig
 from muxk.models.errors import ModelError, wrong_shape
 from muxk.models.gguf_blocks import QuantisedMatrix, concat
-from muxk.models.ops import Attention, Embedding, HeadNorms, Heads, KvLayer, Linear, Operators
+from muxk.models.ops import (
+    Attention,
+    DecoderLayer,
+    Embedding,
+    HeadNorms,
+    Heads,
+    KvLayer,
+    Linear,
+    Operators,
+)
 from muxk.models.rope import rope_table
 from muxk.models.weights import Progress, QuantisedWeights, Weights
 from torch import Tensor
@@ -26,19 +35,6 @@ MLP_BLOCK = 480
 
 LOADING_THREADS = 4
 """Threads that dequantise and pack; what is unpacked at once is one layer a thread and the head."""
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """The packed weights of one layer."""
-
-    input_norm: Tensor
-    qkv: Linear
-    head_norms: HeadNorms | None
-    output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class LlamaDecoder:
@@ -58,6 +54,7 @@ class LlamaDecoder:
         self.heads = Heads(config.heads, config.kv_heads, config.head_dim, config.rms_epsilon)
         self._embedding = embedding
         self._layers = layers
+        self._stack = operators.layer_stack(layers, config.rms_epsilon)
         self._final_norm = final_norm
         self._head = head
         self._rope = rope_table(config)
@@ -77,6 +74,18 @@ class LlamaDecoder:
         The attention given to `layer` has to keep to it. Pages that a window has passed stay in use.
         """
         return self.config.window(index)
+
+    def layers(
+        self, layers: range, hidden: Tensor, attentions: Sequence[Attention], kv: Sequence[KvLayer]
+    ) -> Tensor:
+        """Run layers over float32[rows, hidden], in place; `attentions` and `kv` are those of the layers."""
+        if self._stack is not None:
+            done = self._stack(layers, hidden, attentions, kv)
+            if done is not None:
+                return done
+        for index, attention, pool in zip(layers, attentions, kv, strict=True):
+            hidden = self.layer(index, hidden, attention, pool)
+        return hidden
 
     def layer(self, index: int, hidden: Tensor, attention: Attention, kv: KvLayer) -> Tensor:
         """Run one layer over float32[rows, hidden], which it changes in place and returns."""

@@ -9,8 +9,9 @@ from muxk.models.gguf_file import read_gguf
 from muxk.models.gguf_weights import GgufWeights
 from muxk.models.llama import load_decoder
 from muxk.models.memory import keep_freed_memory, release_freed_memory
+from muxk.models.native_attention import supports
 from muxk.models.native_library import load_native
-from muxk.models.native_ops import NativeOperators, supports
+from muxk.models.native_ops import NativeOperators
 from muxk.models.ops import kv_bytes_per_page
 from muxk.models.resolve import GgufSource, Source, resolve_model
 from muxk.models.runner import ModelRunner

@@ -57,6 +57,10 @@ INLINE void FN(add_row)(float *x, const float *added, int64_t width) {
     for (; i < width; i++) x[i] += added[i];
 }
 
+static void FN(add_rows)(float *x, const float *added, int64_t first, int64_t last, int64_t width) {
+    for (int64_t row = first; row < last; row++) FN(add_row)(x + row * width, added + row * width, width);
+}
+
 static void FN(norm_rows)(float *x, const float *added, const float *weight, float epsilon, float *out, int64_t first,
                       int64_t last, int64_t width) {
     for (int64_t row = first; row < last; row++) {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch as torch
 
-VERSION = 3
+VERSION = 4
 """Of functions and structs; a library built from another version is not used."""
 SOURCE = Path(__file__).with_name("native_operators.c")
 BUILT = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
@@ -62,6 +62,26 @@ class Matrix(Structure):
     ]
 
 
+class LayerWeights(Structure):
+    """`LayerWeights` of the C source: addresses of norms and of matrices."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("input_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, POINTER(Matrix)) for name in ("qkv", "output", "gate_up", "down")),
+    ]
+
+
+class Stack(Structure):
+    """`Stack` of the C source: one call of several layers."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "parts", "rows", "width", "threads")),
+        ("epsilon", c_float),
+        *((name, c_void_p) for name in ("weights", "keys", "values", "batches", "hidden", "normed", "added")),
+        *((name, c_void_p) for name in ("qkv", "attended", "gate_up", "inner", "taken")),
+    ]
+
+
 @dataclass(frozen=True)
 class Functions:
     """The functions of the library under one calling convention."""
@@ -74,6 +94,8 @@ class Functions:
     """Batch, Layer by reference."""
     product: Callable[..., None]
     """Matrix by reference, x, out, rows, threads."""
+    layers: Callable[..., None]
+    """Stack by reference."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,13 @@ def load_native(path: Path = BUILT) -> NativeLibrary | None:
     return NativeLibrary(_functions(held), _functions(released)) if version() == VERSION else None
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Of a contiguous float32 tensor, which must outlive the use."""
+    assert tensor.is_contiguous(), tensor.stride()
+    assert tensor.dtype == torch.float32, tensor.dtype
+    return tensor.data_ptr()
+
+
 def _functions(library: ctypes.CDLL) -> Functions:
     sizes = (c_int64, c_int64, c_int64)
     return Functions(
@@ -111,6 +140,7 @@ def _functions(library: ctypes.CDLL) -> Functions:
         silu_mul=_typed(library.muxk_silu_mul, c_void_p, c_void_p, *sizes),
         attend=_typed(library.muxk_attend, POINTER(Batch), POINTER(Layer)),
         product=_typed(library.muxk_product, POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int64),
+        layers=_typed(library.muxk_layers, POINTER(Stack)),
     )
 
 

@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#define VERSION 3        /* of the functions and structs below; native_library.py has the same number */
+#define VERSION 4        /* of the functions and structs below; native_library.py has the same number */
 #define PAGE 16          /* tokens of a KV page: muxk.kernel.work.PAGE_SIZE */
 #define LANES 8
 #define MAX_DIM 256
@@ -224,3 +224,5 @@ EXPORT void muxk_product(const Matrix *matrix, const float *x, float *out, int64
     IN_RANGES(panels, rows * matrix->inputs * matrix->outputs, threads,
               BEST(product_of_panels, matrix, x, out, rows, first, last))
 }
+
+#include "native_layers.h"

@@ -7,29 +7,19 @@ Measured for a decode step of SmolLM2 at batch 1 on one thread: torch's operator
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
 
 import numpy as np
 import torch
-from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cpu_ops import BLOCKS, CpuOperators
-from muxk.models.cpu_prefill import row_positions
 from muxk.models.gguf_blocks import QuantisedMatrix
+from muxk.models.native_attention import NativeAttention
 from muxk.models.native_blocks import BlockEmbedding, BlockLinear, takes
-from muxk.models.native_library import (
-    HEAD_DIM_MULTIPLE,
-    MAX_HEAD_DIM,
-    TILE_ROWS,
-    Batch,
-    Layer,
-    NativeLibrary,
-)
-from muxk.models.ops import Embedding, HeadNorms, Heads, KvLayer, Linear
+from muxk.models.native_layers import NativeLayers, all_of_blocks
+from muxk.models.native_library import NativeLibrary, address
+from muxk.models.ops import DecoderLayer, Embedding, Heads, LayerStack, Linear
 from numpy.typing import NDArray
 from torch import Tensor
 
-UNLIMITED = 1 << 40
-"""A window that no context reaches."""
 WORK_PER_NORMED = 2
 WORK_PER_SILU = 16
 
@@ -63,18 +53,21 @@ class NativeOperators(CpuOperators):
     def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
         return BlockEmbedding(matrix) if self.dtype == BLOCKS else None
 
+    def layer_stack(self, layers: Sequence[DecoderLayer], epsilon: float) -> LayerStack | None:
+        return NativeLayers(self._library, layers, epsilon) if all_of_blocks(layers) else None
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self._norm(x, None, weight, epsilon)
 
     def add_rms_norm(self, x: Tensor, added: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         assert added.shape == x.shape, (added.shape, x.shape)
-        return self._norm(x, _address(added), weight, epsilon)
+        return self._norm(x, address(added), weight, epsilon)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width)
         functions = self._library.for_work(rows * width * WORK_PER_SILU)
-        functions.silu_mul(_address(gate_up), out.data_ptr(), rows, width, torch.get_num_threads())
+        functions.silu_mul(address(gate_up), out.data_ptr(), rows, width, torch.get_num_threads())
         return out
 
     def prefill_attention(
@@ -105,9 +98,9 @@ class NativeOperators(CpuOperators):
         out = torch.empty(rows, width)
         functions = self._library.for_work(rows * width * WORK_PER_NORMED)
         functions.rms_norm(
-            _address(x),
+            address(x),
             added,
-            _address(weight),
+            address(weight),
             out.data_ptr(),
             rows,
             width,
@@ -115,98 +108,3 @@ class NativeOperators(CpuOperators):
             epsilon,
         )
         return out
-
-
-class NativeAttention:
-    """The attention of one call, prefill or decode: the C code knows no difference."""
-
-    def __init__(
-        self,
-        library: NativeLibrary,
-        page_table: NDArray[np.int32],
-        new_tokens: Sequence[int],
-        reused_tokens: Sequence[int],
-        heads: Heads,
-        rotation: Tensor,
-        window: int | None = None,
-    ) -> None:
-        """page_table int32[rows, pages]; rotation complex64[tokens, 1, dim / 2]; a window is at least 1."""
-        assert window is None or window >= 1, window
-        assert supports(heads.dim), heads.dim
-        positions = row_positions(new_tokens, reused_tokens).astype(np.int32)
-        owners = np.repeat(np.arange(len(page_table), dtype=np.int32), new_tokens)
-        tiles = _tiles(new_tokens, max(1, TILE_ROWS // heads.group))
-        assert rotation.shape[0] == len(positions), (rotation.shape, len(positions))
-        assert positions.max() < page_table.shape[1] * PAGE_SIZE, (positions.max(), page_table.shape)
-        seen = positions.astype(np.int64) + 1 if window is None else np.minimum(positions + 1, window)
-        work = 2 * int(seen.sum(dtype=np.int64)) * heads.queries * heads.dim
-        self._heads = heads
-        self._functions = library.for_work(work)
-        # The struct holds addresses only; these are what they point to.
-        self._kept = (owners, positions, np.ascontiguousarray(page_table), tiles, rotation.contiguous())
-        self._batch = _batch(self._kept, heads, work, UNLIMITED if window is None else window)
-
-    def __call__(self, qkv: Tensor, norms: HeadNorms | None, kv: KvLayer) -> Tensor:
-        heads = self._heads
-        rows = qkv.shape[0]
-        assert qkv.shape[1] == (heads.queries + 2 * heads.kv) * heads.dim, qkv.shape
-        assert rows >= self._batch.tokens, (rows, self._batch.tokens)
-        out = torch.empty(rows, heads.queries * heads.dim)
-        self._batch.padded_tokens = rows
-        layer = Layer(
-            qkv=_address(qkv),
-            query_norm=_address(norms.queries) if norms else None,
-            key_norm=_address(norms.keys) if norms else None,
-            keys=_address(kv.keys),
-            values=_address(kv.values),
-            out=out.data_ptr(),
-            threads=torch.get_num_threads(),
-        )
-        self._functions.attend(byref(self._batch), byref(layer))
-        return out
-
-
-def supports(head_dim: int) -> bool:
-    """Whether the C code can work on heads of this size."""
-    return head_dim % HEAD_DIM_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
-
-
-def _batch(
-    kept: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Tensor],
-    heads: Heads,
-    work: int,
-    window: int,
-) -> Batch:
-    owners, positions, pages, tiles, rotation = kept
-    return Batch(
-        tokens=len(positions),
-        padded_tokens=len(positions),
-        tiles=len(tiles),
-        pages_per_row=pages.shape[1],
-        heads=heads.queries,
-        kv_heads=heads.kv,
-        dim=heads.dim,
-        work=work,
-        window=window,
-        epsilon=heads.epsilon,
-        owners=owners.ctypes.data,
-        positions=positions.ctypes.data,
-        pages=pages.ctypes.data,
-        tiles_of=tiles.ctypes.data,
-        rotation=rotation.data_ptr(),
-    )
-
-
-def _tiles(new_tokens: Sequence[int], tile_tokens: int) -> NDArray[np.int32]:
-    """Cut rows into tiles: int32[tiles, 2], the first token of each and how many it has."""
-    tiles, first = [], 0
-    for new in new_tokens:
-        tiles += [(first + at, min(tile_tokens, new - at)) for at in range(0, new, tile_tokens)]
-        first += new
-    return np.array(tiles, dtype=np.int32)
-
-
-def _address(tensor: Tensor) -> int:
-    assert tensor.is_contiguous(), tensor.stride()
-    assert tensor.dtype == torch.float32, tensor.dtype
-    return tensor.data_ptr()

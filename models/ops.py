@@ -79,6 +79,32 @@ class Attention(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The packed weights of one layer."""
+
+    input_norm: Tensor
+    qkv: Linear
+    head_norms: HeadNorms | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LayerStack(Protocol):
+    """Layers of a decoder whose operators are one call."""
+
+    def __call__(
+        self, layers: range, hidden: Tensor, attentions: Sequence[Attention], kv: Sequence[KvLayer]
+    ) -> Tensor | None:
+        """Run `layers` over float32[rows, hidden] in place, as the single operators would, to the last bit.
+
+        `attentions` and `kv` are those of these layers. None where it cannot with such attentions; then
+        nothing was done.
+        """
+
+
 class Operators(Protocol):
     """What a device offers to decoders. Instances hold no scratch: two threads may call at once."""
 
@@ -101,6 +127,9 @@ class Operators(Protocol):
 
     def quantised_embedding(self, matrix: QuantisedMatrix) -> Embedding | None:
         """Keep a table in blocks, as `embedding` does; None where it has to be dequantised for it."""
+
+    def layer_stack(self, layers: Sequence[DecoderLayer], epsilon: float) -> LayerStack | None:
+        """All layers of a decoder; None where they have to run operator by operator."""
 
     def padding(self, rows: int) -> int:
         """How many rows to add so that the result of a row does not depend on how many there are."""

@@ -213,8 +213,7 @@ class ModelRunner:
         decoder = self.decoder
         hidden = decoder.embed(_indices(step.tokens))
         attentions = self._attentions(self._step_attention(step))
-        for index, kv in enumerate(self.kv):
-            hidden = decoder.layer(index, hidden, attentions[index], kv)
+        hidden = decoder.layers(range(self._layers), hidden, attentions, self.kv)
         return decoder.head(hidden)[: len(step.order)]
 
     def _step_attention(self, step: _Step) -> MakeAttention:
@@ -255,9 +254,10 @@ class ModelRunner:
         return _Parked(chunk, hidden, self._attentions(self._chunk_attention(chunk)), next_layer=0)
 
     def _run_layers(self, state: _Parked, last_layer: int) -> None:
-        for index in range(state.next_layer, last_layer):
-            attention, kv = state.attentions[index], self.kv[index]
-            state.hidden = self.decoder.layer(index, state.hidden, attention, kv)
+        layers = slice(state.next_layer, last_layer)
+        state.hidden = self.decoder.layers(
+            range(state.next_layer, last_layer), state.hidden, state.attentions[layers], self.kv[layers]
+        )
         state.next_layer = last_layer
 
     def _logits_at(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
