@@ -20,9 +20,8 @@ def test_any_length_of_what_is_left_after_a_hit_has_its_answer(policy: str) -> N
     server.run_until(3 * S)
     known = PREFIX + server.outcome("first").tokens
     lengths = [1, PAGE - 1, PAGE, PAGE + 1, 4 * PAGE - 1, 4 * PAGE, 4 * PAGE + 1, 5 * PAGE, len(known)]
-    prompts = [known[:length] for length in lengths] + [
-        [*known, *[98 + more] * more] for more in (1, 15, 16, 17)
-    ]
+    prompts = [known[:length] for length in lengths]
+    prompts += [[*known, *[98 + more] * more] for more in (1, 15, 16, 17)]
     for index, prompt in enumerate(prompts):
         at_ns = (4 + index) * S
         server.submit(at_ns, f"r{index}", prompt_token_ids=prompt, max_tokens=6, **GREEDY)
