@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SPLITS_MAX = 7
 """Bound on disjoint splits, so that a machine of 64 cores does not keep 63 teams for each phase."""
+CLOSE_S = 10.0
+"""How long `close` waits for items in flight: one that hangs must not keep the process from ending."""
 
 
 def prepare_process() -> None:
@@ -129,9 +131,10 @@ class CpuDevice:
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.queue.put(None)
+        deadline = time.monotonic() + CLOSE_S
         for lane in lanes.values():
             if lane.thread is not None:
-                lane.thread.join()
+                lane.thread.join(max(0.0, deadline - time.monotonic()))
 
     # --- on a lane's thread ---
 

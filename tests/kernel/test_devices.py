@@ -14,6 +14,7 @@ import muxk.kernel.devices
 import pytest
 from muxk.kernel.actor import Message
 from muxk.kernel.device import Device, ItemDone, ItemFailed
+from muxk.kernel.devices import cpu
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
 from muxk.kernel.work import (
@@ -223,3 +224,33 @@ def test_the_simulated_device_sees_a_page_given_away_while_it_is_read() -> None:
     device.launch(device.lane(Phase.PREFILL, 1), prefill_item(1, 0, 1, batch_id=1), ())
     with pytest.raises(AssertionError, match="in flight for"):
         device.launch(device.lane(Phase.PREFILL, 1), prefill_item(2, 0, 1, batch_id=2), ())
+
+
+class HangingRunner(SlowRunner):
+    """A decode step that does not end before the test does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.over = threading.Event(), threading.Event()
+
+    def decode(self, work: DecodeWork) -> StepOutput:
+        self.entered.set()
+        self.over.wait()
+        return StepOutput()
+
+
+def test_closing_the_cpu_device_does_not_wait_for_an_item_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "CLOSE_S", 0.1)
+    runner = HangingRunner()
+    device = CpuDevice(runner, cores=[0, 0])
+    device.start(Port())
+    lane = device.lane(Phase.DECODE, 2)
+    device.launch(lane, decode_item(1), [])
+    assert runner.entered.wait(10)
+    closer = threading.Thread(target=device.close)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+    runner.over.set()
+    assert lane.thread is not None
+    lane.thread.join(10)
