@@ -8,7 +8,7 @@ them, and its neighbour says what it says alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -316,6 +316,38 @@ def test_a_stranger_can_end_nothing_and_a_name_is_free_at_once_after_an_abort(na
     again = server.outcome("it")
     assert again.tokens == answer(GREEDY | place.it)
     assert [type(end) for end in again.terminal] == [wire.Finished]
+    check_neighbour(server, place)
+    server.check_whole()
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_an_abort_that_crosses_an_eviction_on_its_way_ends_all_work_for_it(seed: int) -> None:
+    server, look = stage(PLACES["evicted, a step runs"], seed)
+    while look.row is not None:  # message by message: now it is on its way to the queue
+        server.runtime._next_ns()
+        server.runtime._step()
+    server.abort(server.runtime.now_ns(), "it")
+    server.run_until(server.runtime.now_ns())
+    assert (look.queued, look.job, look.row, look.pages) == (None, None, None, 0)
+    assert [end.finish_reason for end in server.outcome("it").terminal] == ["abort"]
+    server.run_until(server.runtime.now_ns() + 10 * S)
+    check_neighbour(server, PLACES["evicted, a step runs"])
+    server.check_whole()
+
+
+@pytest.mark.parametrize("name", ["some layers run", "its last layer runs", "two steps in flight"])
+def test_pages_that_an_item_in_flight_may_touch_are_not_given_to_the_next_one(name: str) -> None:
+    place = replace(PLACES[name], kv_tokens=512, after_ms=5)
+    server, look = stage(place, seed=0)
+    now_ns, held = server.runtime.now_ns(), look.state("kv_pool").pool.pages_of(look.request_id)
+    server.abort(now_ns, "it")
+    for index in range(3):
+        server.submit(now_ns, f"next{index}", prompt_token_ids=[68 + index] * 120, max_tokens=20, **GREEDY)
+    server.run_until(now_ns + 10 * S)
+    assert len(held) > 3
+    for index in range(3):  # a page that two requests had would change what one of them says
+        assert server.outcome(f"next{index}").tokens == expected_tokens([68 + index] * 120, 20)
+    assert server.describe("gateway")["failed"] == 0
     check_neighbour(server, place)
     server.check_whole()
 
