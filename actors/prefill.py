@@ -110,7 +110,8 @@ class Prefill(Actor):
                 kept.append(row)
         if requests or message.step is not None:
             self.send(self._refs.decode, joining(batch, ended.start, kept, message))
-        batch.prompt_logprobs = [found for found in batch.prompt_logprobs if found.row >= batch.ended]
+        if requests:
+            batch.prompt_logprobs = [found for found in batch.prompt_logprobs if found.row >= batch.ended]
 
     def on_prefill_failed(self, message: PrefillFailed) -> None:
         batch = self.state.batches.pop(message.batch_id)
@@ -174,6 +175,8 @@ def joining(batch: Batch, first: int, kept: list[int], message: PrefillDone) -> 
 
 def _placed(logprobs: Iterable[RowLogprobs], places: dict[int, int]) -> tuple[RowLogprobs, ...]:
     """Those of the rows in `places`, with the place instead of the row."""
+    if not places:
+        return ()  # the usual chunk: do not look through all that earlier ones reported
     return tuple(
         msgspec.structs.replace(found, row=places[found.row]) for found in logprobs if found.row in places
     )
