@@ -1,4 +1,4 @@
-"""One stream against transformers, and layer-wise prefill against a whole one.
+"""Decode steps, one stream against transformers, and layer-wise prefill against a whole one.
 
 Run `python -m muxk.client.modelbench`. Rounds are interleaved, figures are printed, never asserted.
 transformers runs in this process with the same dequantised weights in float32, muxk in a server of its own;
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.client.client import Client
+from muxk.client.decodebench import bench_decode
 from muxk.client.server_process import ServerProcess
 from muxk.kernel.actor import Message
 from muxk.kernel.device import ItemDone, ItemFailed
@@ -151,6 +152,7 @@ def _prefill_work(tokens: int) -> PrefillWork:
 
 
 def main() -> None:
+    bench_decode()
     bench_layer_wise_prefill()
     bench_single_stream()
 
