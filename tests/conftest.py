@@ -20,7 +20,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of ALONE; put files with slow tests first, so that no worker ends long after the other."""
+    """Mark the tests of ALONE; files with slow tests come first, so that the workers end together."""
     folders = [Path(__file__).parent / name for name in ALONE]
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
