@@ -147,10 +147,19 @@ typedef struct {
 
 /* The kernels for any processor and, on x86, for one with AVX2 and FMA. Not by `target` attributes on inlined
  * functions: GCC then handles vectors the way the plain processor needs. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/* Hardly used on x86, and most of the time that compiling takes. */
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+#define MUXK_FAST_BUILD
+#endif
 #define FN(name) name##_plain
 #include "native_kernels.h"
 #include "native_products.h"
 #undef FN
+#if defined(MUXK_FAST_BUILD)
+#pragma GCC pop_options
+#endif
 
 #if defined(__x86_64__)
 #if defined(__clang__)
