@@ -145,7 +145,7 @@ class Dispatcher:
         if decision.preempt and state.may_preempt() and not state.forming:
             self._park_running()
         if state.forming or state.may_wait_for_decode():
-            return False  # who is formed now, or decodes next, shares the step
+            return self._launch_decode_at_floor()  # who is formed now, or decodes next, shares the step
         if state.running is None and state.candidate is not None:
             self._form_batch(depth=0)
             return False
@@ -157,13 +157,20 @@ class Dispatcher:
                 self._launch_decode()
             return may
         if state.decode.in_flight or self._lanes.prefills():
-            return False  # a step that was queued ahead, or a chunk that ran alone
+            return self._launch_decode_at_floor()  # a step was queued ahead, or a chunk runs alone
         if state.running.between_chunks:
             self._launch_fused(state.running, decision)
         else:
             # Parked in the middle of a chunk by another policy: its layers go first, by themselves.
             self._launch_prefill(state.running, decision)
         return True
+
+    def _launch_decode_at_floor(self) -> bool:
+        """A step that waited for too long goes without a chunk."""
+        passed = self._decode_floor_passed()
+        if passed:
+            self._launch_decode()
+        return passed
 
     def _launch_chunk_alone(self, decision: Decision) -> bool:
         """Nobody decodes: the chunk goes through all layers, as far as the backlog allows."""
