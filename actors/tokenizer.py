@@ -36,7 +36,7 @@ from muxk.kernel.actor import Actor, Message
 from muxk.kernel.messages import ReportState, StateReported
 from muxk.kernel.work import int32_bytes
 
-PROMPT_LOGPROBS_MAX = 1 << 17
+PROMPT_LOGPROBS_MAX = 1 << 15
 """Log-probabilities of one prompt: its tokens times how many are reported of each."""
 
 

@@ -41,7 +41,7 @@ def run(
         str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
     ] = "smollm2-135m-instruct",
     dtype: Annotated[
-        str, typer.Option(help="auto is fast and faithful, float32 is the reference, fp16 packs weights.")
+        str, typer.Option(help="auto is fast and faithful; blocks: as a GGUF file has them; fp16; float32: the reference.")
     ] = "auto",
     endpoint: Annotated[
         str | None,

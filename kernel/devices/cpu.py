@@ -42,6 +42,10 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+class DeviceHangs(RuntimeError):
+    """Items that can not be taken back keep a lane; only a new process has a whole device again."""
+
+
 class _Launch(NamedTuple):
     item: Item
     waits: list[threading.Event]
@@ -123,7 +127,8 @@ class CpuDevice:
 
     def reset(self) -> None:
         with self._idle:
-            self._idle.wait_for(lambda: self._in_flight == 0)
+            if not self._idle.wait_for(lambda: self._in_flight == 0, timeout=CLOSE_S):
+                raise DeviceHangs(f"{self._in_flight} items have not ended within {CLOSE_S:g} s of a crash")
         self._ended.clear()
         self._runner.reset()
 
