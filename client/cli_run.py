@@ -41,7 +41,10 @@ def run(
         str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
     ] = "smollm2-135m-instruct",
     dtype: Annotated[
-        str, typer.Option(help="auto is fast and faithful; blocks: as a GGUF file has them; fp16; float32: the reference.")
+        str,
+        typer.Option(
+            help="auto is fast and faithful; blocks (as a GGUF has them), fp16, float32 (reference)."
+        ),
     ] = "auto",
     endpoint: Annotated[
         str | None,
