@@ -27,8 +27,8 @@ class Shape:
 
 
 LONG = Shape(outputs=150, pause_ms=300, kv_tokens=960)
-SHORT = Shape(outputs=50, pause_ms=120, kv_tokens=320)
-"""As many recomputed requests as of the long shape, at under half the work: for storms of thousands."""
+SHORT = Shape(outputs=50, pause_ms=220, kv_tokens=360)
+"""Recomputes too, and keeps up with the arrivals, at about half the work: for storms of thousands."""
 
 
 @dataclass(frozen=True)
