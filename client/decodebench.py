@@ -1,13 +1,14 @@
 """Where the time of a decode step goes, beside llama.cpp where it is installed.
 
-Run `python -m muxk.client.decodebench`. Rounds of all settings are interleaved; medians are printed. The peer
-runs in a Python of its own: MUXK_LLAMA_PYTHON names one that has `llama-cpp-python`, which is no dependency.
+Run `python -m muxk.client.decodebench [ROUNDS]`. Rounds of all settings are interleaved; medians are printed.
+The peer runs in a Python of its own: MUXK_LLAMA_PYTHON names one that has `llama-cpp-python`, which is no dependency.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ MODEL = "smollm2-135m-instruct"
 ROWS = (1, 4, 8)
 CONTEXTS = (64, 512)
 THREADS = (1, 2)
-ROUNDS = 15
+ROUNDS = 5
+"""With the peer a round takes much longer: its prompts have to be read each time."""
 STEPS = 4
 """Steps of one round; the fastest counts."""
 PEER = "MUXK_LLAMA_PYTHON"
@@ -56,7 +58,7 @@ class Setting:
         return shown
 
 
-def bench_decode() -> None:
+def bench_decode(rounds: int = ROUNDS) -> None:
     """Print a line for each number of threads, rows and context tokens."""
     prepare_process()
     from muxk.models.products import load_with_products
@@ -66,7 +68,7 @@ def bench_decode() -> None:
     print(f"products: {operators.dtype}, everything else: {operators.name}", flush=True)
     settings = [Setting(t, rows, context) for t in THREADS for context in CONTEXTS for rows in ROWS]
     with LlamaPeer.start(os.environ.get(PEER), MODEL) as peer:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for setting in settings:
                 _measure(setting, runner, products, peer)
     for setting in settings:
@@ -120,4 +122,4 @@ def _decode_work(rows: int, context: int) -> DecodeWork:
 
 
 if __name__ == "__main__":
-    bench_decode()
+    bench_decode(*map(int, sys.argv[1:2]))
