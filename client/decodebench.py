@@ -1,7 +1,7 @@
 """Where the time of a decode step goes, beside llama.cpp where it is installed.
 
 Run `python -m muxk.client.decodebench [ROUNDS]`. Rounds of all settings are interleaved; medians are printed.
-The peer runs in a Python of its own: MUXK_LLAMA_PYTHON names one that has `llama-cpp-python`, which is no dependency.
+The peer runs in a Python of its own: MUXK_LLAMA_PYTHON names one that has `llama-cpp-python`, no dependency.
 """
 
 from __future__ import annotations
