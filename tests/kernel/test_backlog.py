@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,17 @@ class OneClient:
             poller.poll(10)
         raise AssertionError("it did not happen")
 
+    def stuff(self) -> None:
+        """Send until a frame stays held back: ZeroMQ's thread needs a while to fill the socket's buffers."""
+        quiet = 0
+        while quiet < 30:
+            if self.ingress.retry_ns is None:
+                self.ingress.send(SendFrame(self.peer, BIG))
+                quiet = 0
+            time.sleep(0.01)
+            self.ingress.retry()
+            quiet += 1
+
     def fill(self, frames: int) -> None:
         for number in range(frames):
             self.ingress.send(SendFrame(self.peer, b"%06d" % number + BIG))
@@ -153,9 +165,9 @@ def test_a_peer_that_takes_nothing_for_long_is_told_once_with_all_that_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with one_client(tmp_path) as client:
-        while client.ingress.retry_ns is None:
-            client.ingress.send(SendFrame(client.peer, BIG))
+        client.stuff()
         client.ingress.send(SendFrame(client.peer, b"last"))
+        assert client.ingress.retry_ns is not None
         late_ns = client.ingress.retry_ns + STALLED_NS
         monkeypatch.setattr(front_module.time, "monotonic_ns", lambda: late_ns)
         client.ingress.retry()
@@ -167,8 +179,7 @@ def test_a_peer_that_takes_nothing_for_long_is_told_once_with_all_that_waited(
 
 def test_a_peer_that_leaves_while_frames_are_held_back_is_gone_and_they_are_forgotten(tmp_path: Path) -> None:
     with one_client(tmp_path) as client:
-        while client.ingress.retry_ns is None:
-            client.ingress.send(SendFrame(client.peer, BIG))
+        client.stuff()
         client.dealer.close()
 
         def gone() -> bool:
