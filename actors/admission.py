@@ -26,6 +26,7 @@ from muxk.actors.messages import (
 )
 from muxk.actors.refs import AdmissionInbox, Refs
 from muxk.kernel.actor import Actor
+from muxk.kernel.decider import NO_SERVICE, Decider
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.messages import (
     BatchNotFormed,
@@ -37,7 +38,7 @@ from muxk.kernel.messages import (
     ReportState,
     StateReported,
 )
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import PolicyBook
 from muxk.kernel.view import (
     AdmitView,
     DecodeView,
@@ -52,7 +53,7 @@ from muxk.kernel.work import PAGE_SIZE, attention_pairs
 
 @dataclass
 class AdmissionState:
-    policy: Policy
+    decider: Decider
     waiting: dict[int, Request] = field(default_factory=dict)
     """In order of arrival here; bounded by `limits.queue_bound`, recomputed requests on top."""
     waiting_tokens: int = 0
@@ -69,7 +70,6 @@ class AdmissionState:
     estimates: Estimates = field(default_factory=Estimates)
     refused: int = 0
     accepted: int = 0
-    rule_errors: int = 0
 
 
 class Admission(Actor):
@@ -87,11 +87,10 @@ class Admission(Actor):
         max_queue: int | None = None,
     ) -> None:
         self._refs = refs
-        self._book = book
         self._max_context_tokens = max_context_tokens
         self._layers = layers
         self._max_queue = max_queue
-        self.state = AdmissionState(policy=book[policy_sha])
+        self.state = AdmissionState(decider=Decider(book, policy_sha))
 
     def on_admit_request(self, message: AdmitRequest) -> None:
         request = self._with_limits(message)
@@ -99,8 +98,7 @@ class Admission(Actor):
         if refusal is not None:
             self._refuse(request, "never_fits", refusal)
             return
-        answer = self.state.policy.admit(self._admit_view(request))
-        self.state.rule_errors += len(answer.errors)
+        answer = self.state.decider.admit(self._admit_view(request))
         if answer.action != "accept":
             code = "never_fits" if answer.action == "refuse" else "overloaded"
             self._refuse(request, code, answer.reason)
@@ -123,14 +121,14 @@ class Admission(Actor):
             params = msgspec.structs.replace(params, max_tokens=room)
         wait_ns = request.deadline_given_ns
         if wait_ns is None:
-            wait_ns = self.state.policy.ttft_slo_ns(request.prompt_tokens)
+            wait_ns = self.state.decider.classify(request_view(request)).ttft_slo_ns
         return msgspec.structs.replace(
             request, params=params, deadline_ns=request.arrival_ns + wait_ns, notes=self._notes(request)
         )
 
     def _notes(self, request: Request) -> tuple[str, ...]:
         """What the client asked for and the policy in force takes no account of."""
-        policy = self.state.policy
+        policy = self.state.decider.policy
         notes = []
         if request.priority and not policy.reads_priority:
             notes.append(f"priority has no effect: no rule of the policy {policy.name} looks at it")
@@ -171,7 +169,7 @@ class Admission(Actor):
         )
 
     def _queue_bound(self) -> int:
-        bound = self.state.policy.limits.queue_bound
+        bound = self.state.decider.policy.limits.queue_bound
         return bound if self._max_queue is None else min(bound, self._max_queue)
 
     # --- the queue ---
@@ -186,7 +184,7 @@ class Admission(Actor):
 
     def _goes_first(self, newcomer: Request, head: Request) -> bool:
         pair = [request_view(head), request_view(newcomer)]
-        return self.state.policy.order(pair, self.now_ns())[0] == 1
+        return self.state.decider.policy.order(pair, self.now_ns(), NO_SERVICE).order[0] == 1
 
     def _dequeue(self, request: Request) -> None:
         state = self.state
@@ -196,7 +194,7 @@ class Admission(Actor):
     def _ordered(self) -> list[Request]:
         requests = list(self.state.waiting.values())
         views = [request_view(request) for request in requests]
-        return [requests[index] for index in self.state.policy.order(views, self.now_ns())]
+        return [requests[index] for index in self.state.decider.order(views, self.now_ns()).order]
 
     def _find_head(self) -> None:
         ordered = self._ordered()
@@ -239,8 +237,7 @@ class Admission(Actor):
         state = self.state
         head = request_view(ordered[0])
         view = FormView(self.now_ns(), head, self._queue_view(), decode, state.kv, state.estimates)
-        form = state.policy.form(view)
-        state.rule_errors += len(form.errors)
+        form = state.decider.form(view)
         chosen = [ordered[0]]
         tokens = _prefill_tokens(ordered[0])
         for request in ordered[1:]:
@@ -300,7 +297,7 @@ class Admission(Actor):
         self.state.estimates = message.estimates
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        self.state.policy = self._book[message.sha]
+        self.state.decider.use(message.sha)
         self._find_head()
         self._tell_queue()
 
@@ -316,7 +313,7 @@ class Admission(Actor):
             "short_of_pages": state.short_of_pages,
             "accepted": state.accepted,
             "refused": state.refused,
-            "rule_errors": state.rule_errors,
+            "rules": dict(sorted(state.decider.counts.items())),
         }
 
 

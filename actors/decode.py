@@ -33,6 +33,7 @@ from muxk.actors.messages import (
 )
 from muxk.actors.refs import DecodeInbox, Refs
 from muxk.kernel.actor import Actor
+from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
     DecodeFailed,
     DecodeIdle,
@@ -43,7 +44,7 @@ from muxk.kernel.messages import (
     StepLaunched,
     SubmitDecode,
 )
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import PolicyBook
 from muxk.kernel.view import RequestView
 from muxk.kernel.work import RowLogprobs, int32_array, int32_bytes
 
@@ -55,7 +56,7 @@ GROW_AHEAD_TOKENS = 8
 
 @dataclass
 class DecodeActorState:
-    policy: Policy
+    decider: Decider
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     flow: Steps = field(default_factory=Steps)
     held: list[tuple[int, EmittedRow]] = field(default_factory=list)
@@ -76,9 +77,8 @@ class Decode(Actor):
 
     def __init__(self, refs: Refs, book: PolicyBook, policy_sha: str, end_ids: frozenset[int]) -> None:
         self._refs = refs
-        self._book = book
         self._end_ids = end_ids
-        self.state = DecodeActorState(policy=book[policy_sha])
+        self.state = DecodeActorState(decider=Decider(book, policy_sha))
 
     def on_join_decode(self, message: JoinDecode) -> None:
         """New rows, and what the decode step brought that ran in the same item, if it was a fused one."""
@@ -191,7 +191,7 @@ class Decode(Actor):
         if reason is None and len(row.generated) >= params.max_tokens:
             reason = "length"
         if reason is not None:
-            keep = self.state.policy.retain(self._view(row))
+            keep = self.state.decider.retain(self._view(row)).keep
             row.ending = Ending(keep=keep, recompute=False)
         return EmittedRow(
             row.request.request_id,
@@ -300,7 +300,7 @@ class Decode(Actor):
         leaving = any(row.ending is not None for row in self.state.batch.rows.values())
         if leaving or not rows:
             return
-        victim = rows[self.state.policy.victim([self._view(row) for row in rows], self.now_ns())]
+        victim = rows[self.state.decider.victim([self._view(row) for row in rows], self.now_ns()).index]
         victim.ending = Ending(keep=True, recompute=True)
         self.state.recomputes += 1
         self._settle()
@@ -321,7 +321,7 @@ class Decode(Actor):
         if row.ending is not None and not row.ending.recompute:
             self.state.late_events += 1
             return
-        row.ending = Ending(keep=self.state.policy.retain(self._view(row)), recompute=False)
+        row.ending = Ending(keep=self.state.decider.retain(self._view(row)).keep, recompute=False)
         self._settle()
 
     def on_abort_request(self, message: AbortRequest) -> None:
@@ -345,7 +345,7 @@ class Decode(Actor):
         self.send(self._refs.kv_pool, AbortRequest(request_id, lap, returning=True))
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        self.state.policy = self._book[message.sha]
+        self.state.decider.use(message.sha)
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "decode", self.describe()))
@@ -358,6 +358,7 @@ class Decode(Actor):
             "tokens": state.tokens,
             "recomputes": state.recomputes,
             "late_events": state.late_events,
+            "rules": dict(sorted(state.decider.counts.items())),
         }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
+from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.jobs import Flight, PrefillJob
@@ -81,12 +82,11 @@ class Arbiter(Actor):
     ) -> None:
         """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one."""
         self._device = device
-        self._book = book
         self._refs = refs
         self._watchdog = watchdog
         self._lanes = LaneTable(device, first_item)
         self._splits = SplitLedger(device)
-        self.state = ArbiterState(policy=book[policy_sha])
+        self.state = ArbiterState(decider=Decider(book, policy_sha))
 
     def started(self) -> None:
         self._splits.begin(self.now_ns())
@@ -104,8 +104,7 @@ class Arbiter(Actor):
         self.state.estimates = message.estimates
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        self.state.policy = self._book[message.sha]
-        self.state.forget_rules()
+        self.state.decider.use(message.sha)
         self.state.counts["policy swaps"] += 1
         self.state.floor_timer = False  # its floor may be shorter
         self._turn()
@@ -338,5 +337,5 @@ class Arbiter(Actor):
             "decode_context_tokens": decode.context_tokens,
             "prefill_batches": len(state.jobs),
             "parked": state.parked is not None,
-            "counts": dict(sorted(state.counts.items())),
+            "counts": dict(sorted((state.counts + state.decider.counts).items())),
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from muxk.kernel.actor import Ref
+from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.jobs import DecodeState, PrefillJob
@@ -58,7 +59,7 @@ class ArbiterRefs(Protocol):
 class ArbiterState:
     """All that the arbiter owns."""
 
-    policy: Policy
+    decider: Decider
     decode: DecodeState = field(default_factory=DecodeState)
     jobs: dict[int, PrefillJob] = field(default_factory=dict)
     running: PrefillJob | None = None
@@ -76,6 +77,11 @@ class ArbiterState:
     """When that timer is due."""
     counts: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def policy(self) -> Policy:
+        """The one in force."""
+        return self.decider.policy
+
     def work_exists(self) -> bool:
         """Something could be launched if the policy and the bounds allowed."""
         return self.decode.waiting is not None or (
@@ -88,11 +94,6 @@ class ArbiterState:
 
     def decode_floor_passed(self, now_ns: int) -> bool:
         return self.decode.held and now_ns - self.decode.held_since_ns >= self.policy.limits.decode_floor_ns
-
-    def forget_rules(self) -> None:
-        """Counters of rules are those of the policy in force."""
-        for name in [name for name in self.counts if "/" in name or name.startswith("rule error")]:
-            del self.counts[name]
 
     def may_preempt(self) -> bool:
         """One level: somebody runs, nobody is parked, and somebody waits."""

@@ -55,12 +55,7 @@ class Dispatcher:
     def _decide(self) -> Decision:
         state = self._state
         view = state.view(self._device, self._lanes, self._splits, self._context.now_ns())
-        decision = state.policy.decide(view)
-        for rule in decision.rules:
-            state.counts[rule] += 1
-        for error in decision.errors:
-            state.counts[f"rule error: {error}"] += 1
-        return decision
+        return state.decider.decide(view)
 
     def _apply(self, decision: Decision) -> bool:
         """Launch one thing that the decision asks for; False when there is nothing to launch."""

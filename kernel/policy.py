@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
+    ClassAnswer,
     Decision,
     FormAnswer,
     FormView,
     Limits,
+    OrderAnswer,
     RequestView,
+    RetainAnswer,
+    VictimAnswer,
     View,
 )
 
@@ -42,26 +46,36 @@ class Policy(Protocol):
         """Whether any rule looks at the deadline of a request or batch, or at what is left until it."""
 
     @property
-    def known_classes(self) -> tuple[str, ...]:
-        """Classes of requests that it tells apart; a request of another class is like one without."""
+    def classes(self) -> tuple[str, ...]:
+        """Names of its classes of requests, by rank; at least one."""
 
-    def ttft_slo_ns(self, prompt_tokens: int) -> int:
-        """Time a request with this prompt may wait for its first token, in ns."""
+    @property
+    def known_classes(self) -> tuple[str, ...]:
+        """What clients can name as the class of a request to any effect; another name is like none."""
+
+    def classify(self, request: RequestView) -> ClassAnswer:
+        """The class of a request; asked when it arrives, and again after a swap."""
 
     def admit(self, view: AdmitView) -> AdmitAnswer: ...
 
-    def order(self, requests: Sequence[RequestView], now_ns: int) -> list[int]:
-        """Indices of `requests`, first to be served first; ties keep the given sequence."""
+    def order(
+        self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float]
+    ) -> OrderAnswer:
+        """The waiting queue in the order in which to serve it; ties keep the given sequence.
+
+        `service` says how many prefill tokens each class got, divided by its share: by name, and levelled
+        when a class comes back after it wanted nothing.
+        """
 
     def form(self, view: FormView) -> FormAnswer: ...
 
     def decide(self, view: View) -> Decision: ...
 
-    def victim(self, requests: Sequence[RequestView], now_ns: int) -> int:
-        """Index of the request to recompute later when the KV pool is exhausted."""
+    def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
+        """Who to recompute later when the KV pool is exhausted; `requests` holds at least one."""
 
-    def retain(self, request: RequestView) -> bool:
-        """Keep the pages of a finished request in the prefix index."""
+    def retain(self, request: RequestView) -> RetainAnswer:
+        """Whether to keep the pages of a finished request in the prefix index."""
 
 
 BOOK_POLICIES = 16

@@ -22,6 +22,8 @@ class DecodeView(msgspec.Struct, frozen=True):
     in_flight: bool
     idle_ns: int
     """Time since the last decode step ended, or 0 with no batch: how long tokens have been held."""
+    tbt_slo_ns: int | None = None
+    """The tightest TBT SLO of its rows' classes; None with no batch."""
 
 
 class PrefillView(msgspec.Struct, frozen=True):
@@ -51,6 +53,10 @@ class PrefillView(msgspec.Struct, frozen=True):
     """New tokens of no chunk yet."""
     pairs_left: int = 0
     """Query-key pairs of those."""
+    class_rank: int = 0
+    """The best (lowest) rank of its requests' classes."""
+    parked_bytes: int = 0
+    """Hidden state that is kept on the device while it is parked, or would be if it were."""
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -131,6 +137,31 @@ class RequestView(msgspec.Struct, frozen=True):
     recomputes: int
     request_class: str = ""
     """What the client named; empty when it named none."""
+    class_name: str = ""
+    """The class that the policy put it in; empty before `Policy.classify` was asked."""
+
+
+class RequestClass(msgspec.Struct, frozen=True):
+    """What a policy makes of a request: one of its classes, whose SLOs and rights it gets."""
+
+    name: str
+    rank: int
+    """Place among the policy's classes, from 0."""
+    tbt_slo_ns: int
+    ttft_slo_ns: int
+    """For the prompt of this request."""
+    share: float = 1.0
+    """Of the prefill tokens while other classes want some too: a weight, more than 0."""
+    max_wait_ns: int | None = None
+    """A request that waited so long goes before all that have not; None: never."""
+
+
+class ClassAnswer(msgspec.Struct, frozen=True):
+    """The class of a request."""
+
+    chosen: RequestClass
+    rule: str
+    errors: tuple[str, ...] = ()
 
 
 class AdmitView(msgspec.Struct, frozen=True):
@@ -142,6 +173,8 @@ class AdmitView(msgspec.Struct, frozen=True):
     queue_bound: int
     kv: KvView
     estimates: Estimates
+    class_queue: QueueView = QueueView(0, 0)
+    """Requests of its class that wait."""
 
 
 class AdmitAnswer(msgspec.Struct, frozen=True):
@@ -149,6 +182,30 @@ class AdmitAnswer(msgspec.Struct, frozen=True):
 
     action: str
     reason: str
+    rule: str
+    errors: tuple[str, ...] = ()
+
+
+class OrderAnswer(msgspec.Struct, frozen=True):
+    """The waiting queue: indices of the requests that were given, first to be served first."""
+
+    order: tuple[int, ...]
+    rule: str
+    errors: tuple[str, ...] = ()
+
+
+class VictimAnswer(msgspec.Struct, frozen=True):
+    """Who is recomputed later: an index of the requests that were given."""
+
+    index: int
+    rule: str
+    errors: tuple[str, ...] = ()
+
+
+class RetainAnswer(msgspec.Struct, frozen=True):
+    """Whether the pages of a finished request are kept in the prefix index."""
+
+    keep: bool
     rule: str
     errors: tuple[str, ...] = ()
 
@@ -186,3 +243,7 @@ class Limits(msgspec.Struct, frozen=True):
     decode_ahead: int = 0
     """Decode steps that may be queued behind the one that runs, before its tokens are seen: 0 or 1, where the
     device can. It hides the host's time between two steps; a newcomer joins one step later."""
+    preemptions: int = 16
+    """How often one prefill batch may be parked."""
+    parked_bytes: int = 1 << 30
+    """Hidden state that parked batches may keep on the device."""

@@ -17,11 +17,16 @@ from typing import Any
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
+    ClassAnswer,
     Decision,
     FormAnswer,
     FormView,
     Limits,
+    OrderAnswer,
+    RequestClass,
     RequestView,
+    RetainAnswer,
+    VictimAnswer,
     View,
 )
 from muxk.policies.answers import BY_ARRIVAL, LATEST_FIRST, POINTS, Answer, Context, Keys, Verdict
@@ -91,15 +96,17 @@ class CompiledPolicy:
     """Whether any rule that can be reached looks at the priority of a request."""
     reads_deadline: bool = False
     """The same of a deadline."""
+    classes: tuple[str, ...] = ("default",)
     known_classes: tuple[str, ...] = ()
-    """Classes of requests that the policy tells apart."""
+    """Classes that a client can name."""
 
     def __post_init__(self) -> None:
         assert set(self.points) == set(POINTS), "defaults.yaml answers every point"
 
-    def ttft_slo_ns(self, prompt_tokens: int) -> int:
-        """Time a request with this prompt may wait for its first token, in ns."""
-        return self.ttft.at(prompt_tokens)
+    def classify(self, request: RequestView) -> ClassAnswer:
+        """The class of a request."""
+        ttft_ns = self.ttft.at(request.prompt_tokens)
+        return ClassAnswer(RequestClass("default", 0, self.tbt_slo_ns, ttft_ns), "classes/default")
 
     def admit(self, view: AdmitView) -> AdmitAnswer:
         """Accept, refuse or shed a request."""
@@ -108,11 +115,14 @@ class CompiledPolicy:
         assert isinstance(verdict, Verdict), verdict
         return AdmitAnswer(verdict.action, verdict.reason, label, tuple(errors))
 
-    def order(self, requests: Sequence[RequestView], now_ns: int) -> list[int]:
+    def order(
+        self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float]
+    ) -> OrderAnswer:
         """Indices of `requests`, first to be served first; by arrival when a sort key fails."""
         if not requests:
-            return []
-        return self._sorted("order", requests, now_ns, BY_ARRIVAL)
+            return OrderAnswer((), "order/nobody")
+        label, order, errors = self._sorted("order", requests, now_ns, BY_ARRIVAL)
+        return OrderAnswer(order, label, errors)
 
     def form(self, view: FormView) -> FormAnswer:
         """How large the next prefill batch may be."""
@@ -138,25 +148,30 @@ class CompiledPolicy:
             rules.append(label)
         return Decision(split, layers, preempt, tuple(rules), tuple(errors), tokens, fuse)
 
-    def victim(self, requests: Sequence[RequestView], now_ns: int) -> int:
-        """Index of the request to recompute later; the latest to arrive when a sort key fails.
-
-        `requests` holds at least one.
-        """
+    def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
+        """Who to recompute later; the latest to arrive when a sort key fails. `requests` holds one."""
         assert requests, "somebody holds the pages"
-        return self._sorted("victim", requests, now_ns, LATEST_FIRST)[0]
+        label, order, errors = self._sorted("victim", requests, now_ns, LATEST_FIRST)
+        return VictimAnswer(order[0], label, errors)
 
-    def retain(self, request: RequestView) -> bool:
+    def retain(self, request: RequestView) -> RetainAnswer:
         """Keep the pages of a finished request in the prefix index."""
-        keep: bool = self.points["retain"].ask(RequestScope(request, 0), [])[1]
-        return keep
+        errors: list[str] = []
+        label, keep = self.points["retain"].ask(RequestScope(request, 0), errors)
+        return RetainAnswer(keep, label, tuple(errors))
 
-    def _sorted(self, point: str, requests: Sequence[RequestView], now_ns: int, fallback: Keys) -> list[int]:
-        _, keys = self.points[point].ask(SortScope(len(requests), now_ns), [])
+    def _sorted(
+        self, point: str, requests: Sequence[RequestView], now_ns: int, fallback: Keys
+    ) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+        errors: list[str] = []
+        label, keys = self.points[point].ask(SortScope(len(requests), now_ns), errors)
+        indices = range(len(requests))
         try:
-            return sorted(range(len(requests)), key=keys.reader(requests, now_ns))
-        except Exception:  # a failing sort key must not stop serving; there is no place to tell it
-            return sorted(range(len(requests)), key=fallback.reader(requests, now_ns))
+            order = sorted(indices, key=keys.reader(requests, now_ns))
+        except Exception as error:  # a failing sort key must not stop serving
+            errors.append(f"{label}: {explain(error)}")
+            order = sorted(indices, key=fallback.reader(requests, now_ns))
+        return label, tuple(order), tuple(errors)
 
 
 def compile_policy(

@@ -82,7 +82,7 @@ def main() -> None:
     for name in shipped_policies():
         policy = load_policy(name)
         decide_us = best_us(lambda policy=policy: policy.decide(view), 2_000)
-        order_us = best_us(lambda policy=policy: policy.order(waiting, 0), 20)
+        order_us = best_us(lambda policy=policy: policy.order(waiting, 0, {}), 20)
         compile_ms = best_us(lambda name=name: load_policy(name), 2) / 1000
         print(f"{decide_us:8.2f} us  {name}.decide {policy.decide(view).rules}")
         print(f"{order_us:8.2f} us  {name}.order of 512;  compile {compile_ms:.1f} ms")

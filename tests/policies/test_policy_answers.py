@@ -28,11 +28,11 @@ Text = Callable[[str], str]
 MS = 1_000_000
 
 
-def test_a_compiled_policy_is_what_the_kernel_asks_for() -> None:
+def test_a_compiled_policy_is_what_the_kernel_asks_for(make_request: MakeRequest) -> None:
     policy: Policy = load_policy("muxwise")
     assert policy.name == "muxwise"
     assert policy.tbt_slo_ns == 100 * MS
-    assert policy.ttft_slo_ns(200) == 2000 * MS
+    assert policy.classify(make_request(prompt_tokens=200)).chosen.ttft_slo_ns == 2000 * MS
 
 
 CONDITION = "estimate.decode(units) <= 120ms"
@@ -151,27 +151,27 @@ def test_order_takes_keys_one_after_the_other(policy_text: Text, make_request: M
         make_request(request_id=4, priority=1, prompt_tokens=10),
     ]
     policy = compile_policy(policy_text("order: {by: [request.priority, -request.prompt_tokens]}"))
-    assert policy.order(requests, 0) == [2, 1, 0, 3]
-    assert policy.order([], 0) == []
+    assert policy.order(requests, 0, {}).order == (2, 1, 0, 3)
+    assert policy.order([], 0, {}).order == ()
 
 
 def test_order_falls_back_to_arrival_when_a_key_fails(policy_text: Text, make_request: MakeRequest) -> None:
     requests = [make_request(arrival_ns=2), make_request(arrival_ns=1, priority=5)]
     policy = compile_policy(policy_text("order: {by: 1 / request.priority}"))
-    assert policy.order(requests, 0) == [1, 0]
+    assert policy.order(requests, 0, {}).order == (1, 0)
 
 
 def test_sort_keys_know_the_time(policy_text: Text, make_request: MakeRequest) -> None:
     requests = [make_request(deadline_ns=3000 * MS), make_request(deadline_ns=1500 * MS)]
     key = "{by: ['request.slack if request.slack < 1s else 1s', -request.arrival]}"
     policy = compile_policy(policy_text(f"order: {key}"))
-    assert policy.order(requests, 1000 * MS) == [1, 0]
-    assert policy.order(requests, 0) == [0, 1]
+    assert policy.order(requests, 1000 * MS, {}).order == (1, 0)
+    assert policy.order(requests, 0, {}).order == (0, 1)
 
 
 def test_the_victim_came_last(make_request: MakeRequest) -> None:
     requests = [make_request(arrival_ns=arrival) for arrival in (5, 9, 7)]
-    assert load_policy("muxwise").victim(requests, 10) == 1
+    assert load_policy("muxwise").victim(requests, 10).index == 1
 
 
 def admit(policy: CompiledPolicy, request: RequestView, queue: int = 0) -> tuple[str, str]:
@@ -215,8 +215,8 @@ def test_retain_reads_the_request(policy_text: Text, make_request: MakeRequest) 
     rule = "{name: long, when: request.prompt_tokens > 1k, then: keep}"
     spec = f"retain:\n  - {rule}\n  - {{name: short, then: free}}"
     policy = compile_policy(policy_text(spec))
-    assert policy.retain(make_request(prompt_tokens=1001)) is True
-    assert policy.retain(make_request(prompt_tokens=1000)) is False
+    assert policy.retain(make_request(prompt_tokens=1001)).keep is True
+    assert policy.retain(make_request(prompt_tokens=1000)).keep is False
 
 
 def test_a_slice_is_rounded_up_and_at_least_one_layer(

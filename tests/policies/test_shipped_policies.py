@@ -187,7 +187,8 @@ def test_chunked_goes_on_with_a_prompt_when_decode_uses_the_budget_up_and_when_n
 def test_chunked_serves_in_order_of_arrival_and_lets_prompts_share_chunks(make_request: MakeRequest) -> None:
     chunked = load_policy("chunked")
     late_but_urgent = make_request(arrival_ns=2, deadline_ns=3, prompt_tokens=1)
-    assert chunked.order([late_but_urgent, make_request(arrival_ns=1, deadline_ns=10**15)], 0) == [1, 0]
+    requests = [late_but_urgent, make_request(arrival_ns=1, deadline_ns=10**15)]
+    assert chunked.order(requests, 0, {}).order == (1, 0)
     view = FormView(0, late_but_urgent, QueueView(20, 9000), NOBODY, KvView(9, 9), Estimates())
     assert chunked.form(view).max_requests > 1
     assert chunked.form(view).max_tokens > 1000
