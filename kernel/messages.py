@@ -6,6 +6,7 @@ from typing import Any
 
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
+from muxk.kernel.statuses import RequestStatus
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
 from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, RowLogprobs
 
@@ -192,6 +193,24 @@ class StateReported(Message, frozen=True):
     ticket: int
     actor: str
     state: dict[str, Any]
+
+
+class ReportRequests(Message, frozen=True):
+    """gateway -> tokenizer, admission, prefill, decode, arbiter: why is each of your requests where it is."""
+
+    ticket: int
+    request_ids: tuple[int, ...] = ()
+    """To be reported even when they are not among the first `STATUSES_MAX`."""
+
+
+class RequestsReported(Message, frozen=True):
+    """tokenizer, admission, prefill, decode, arbiter -> gateway: the answer, bounded."""
+
+    ticket: int
+    actor: str
+    statuses: tuple[RequestStatus, ...]
+    total: int
+    """Requests it has, reported or not."""
 
 
 class EngineFailed(Message, frozen=True):
