@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 MAX_PROBLEMS = 100
 """Problems kept for one file; a file with more is not being read by a person."""
@@ -47,6 +48,17 @@ class Mark:
     column: int
 
 
+class Severity(StrEnum):
+    """How much a problem matters."""
+
+    ERROR = "error"
+    """The policy is refused."""
+    WARNING = "warning"
+    """It says something that can not be meant; `muxk check --strict` refuses it."""
+    NOTE = "note"
+    """It may well be meant, and is worth knowing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake in a policy file."""
@@ -58,11 +70,15 @@ class Problem:
     hint: str
     """What to do about it; may be empty."""
     source_line: str
+    severity: Severity = Severity.ERROR
+    code: str = "invalid"
+    """A stable word for machines, such as `unreachable-rule`."""
 
     def __str__(self) -> str:
         text, column = _window(self.source_line, self.column)
         gutter = f"{self.line:>5} | "
-        lines = [f"{self.file}:{self.line}:{self.column}: {self.message}"]
+        kind = "" if self.severity is Severity.ERROR else f"{self.severity}: "
+        lines = [f"{self.file}:{self.line}:{self.column}: {kind}{self.message}"]
         if text.strip():
             lines += [gutter + text, " " * 5 + " | " + " " * (column - 1) + "^"]
         if self.hint:
@@ -80,34 +96,64 @@ class PolicyError(Exception):
         super().__init__("\n".join([*map(str, self.problems), total]))
 
 
+Translate = Callable[[Mark], Mark]
+"""From a place in a text that was converted to the place in the text that was read."""
+
+
 class Report:
-    """Collects problems, so that one run tells them all."""
+    """Collects problems, so that one run tells them all. It is true when there is an error."""
 
     def __init__(self) -> None:
         self._problems: list[Problem] = []
+        self._errors = 0
+        self._translate: Translate = lambda mark: mark
 
     def __bool__(self) -> bool:
-        return bool(self._problems)
+        return self._errors > 0
 
     @property
     def full(self) -> bool:
         return len(self._problems) >= MAX_PROBLEMS
 
-    def add(self, mark: Mark, message: str, hint: str = "") -> None:
-        """Note a problem; the same one at the same place is noted once."""
-        line = mark.source.line(mark.line)
-        problem = Problem(mark.source.filename, mark.line, mark.column, message, hint, line)
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything that was noted, in file order."""
+        return tuple(sorted(self._problems, key=lambda problem: (problem.line, problem.column)))
+
+    def translate(self, translate: Translate) -> None:
+        """Say from now on where things stand in the text that was read before it was converted."""
+        self._translate = translate
+
+    def add(self, mark: Mark, message: str, hint: str = "", code: str = "invalid") -> None:
+        """Note an error; the same one at the same place is noted once."""
+        self._note(mark, message, hint, Severity.ERROR, code)
+
+    def warn(self, mark: Mark, message: str, hint: str, code: str) -> None:
+        """Note what can not be meant, though the policy works."""
+        self._note(mark, message, hint, Severity.WARNING, code)
+
+    def note(self, mark: Mark, message: str, hint: str, code: str) -> None:
+        """Note what is worth knowing."""
+        self._note(mark, message, hint, Severity.NOTE, code)
+
+    def _note(self, mark: Mark, message: str, hint: str, severity: Severity, code: str) -> None:
+        place = self._translate(mark)
+        line = place.source.line(place.line)
+        problem = Problem(
+            place.source.filename, place.line, place.column, message, hint, line, severity, code
+        )
         if not self.full and problem not in self._problems:
             self._problems.append(problem)
+            self._errors += severity is Severity.ERROR
 
     def raise_any(self) -> None:
-        """Raise what was collected.
+        """Raise the errors that were collected.
 
         Raises:
-            PolicyError: there is at least one problem.
+            PolicyError: there is at least one.
         """
-        if self._problems:
-            raise PolicyError(sorted(self._problems, key=lambda problem: (problem.line, problem.column)))
+        if self._errors:
+            raise PolicyError([found for found in self.problems if found.severity is Severity.ERROR])
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
