@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,8 @@ class CompiledPolicy:
     classes: tuple[str, ...] = ("default",)
     known_classes: tuple[str, ...] = ()
     """Classes that a client can name."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of its params in force, by name."""
 
     def __post_init__(self) -> None:
         assert set(self.points) == set(POINTS), "defaults.yaml answers every point"
@@ -202,6 +204,7 @@ def compile_policy(
         description=source.description,
         reads_priority=_mentions(points, _PRIORITIES),
         reads_deadline=_mentions(points, _DEADLINES),
+        params=_params(source),
     )
 
 
@@ -257,6 +260,12 @@ def _points(source: PolicySource, context: Context) -> dict[str, Point]:
         )
         for name, rules in source.points.items()
     }
+
+
+def _params(source: PolicySource) -> dict[str, Any]:
+    prefix = "params."
+    constants = source.constants.items()
+    return {name.removeprefix(prefix): known.value for name, known in constants if name.startswith(prefix)}
 
 
 def _mentions(points: Mapping[str, Point], names: frozenset[str]) -> bool:
