@@ -25,6 +25,7 @@ from muxk.actors.messages import (
 )
 from muxk.actors.page_pool import Filling, PagePool
 from muxk.actors.refs import KvPoolInbox, Refs
+from muxk.actors.request_views import prefill_tokens
 from muxk.kernel.actor import Actor
 from muxk.kernel.messages import KvChanged, ReportState, StateReported
 from muxk.kernel.view import KvView
@@ -72,6 +73,7 @@ class KvPool(Actor):
         answer = PagesReserved(
             tuple(given.request.request_id for given in reserved),
             tuple(request.request_id for request in denied),
+            tuple(prefill_tokens(given.request) - given.reused_tokens for given in reserved),
         )
         self.send(self._refs.admission, answer)
         self._tell_free()

@@ -10,6 +10,7 @@ import msgspec
 from muxk.actors.protocol import TokenLogprob
 from muxk.kernel.actor import Message
 from muxk.kernel.messages import DecodeStepDone
+from muxk.kernel.view import RequestClass
 from muxk.kernel.work import RowLogprobs
 
 
@@ -72,6 +73,10 @@ class Request(msgspec.Struct, frozen=True):
     """The client's own deadline for its first token, from arrival on, in place of the policy's TTFT SLO."""
     notes: tuple[str, ...] = ()
     """What the client is told with `Accepted`: fields that have no effect here."""
+    in_class: RequestClass | None = None
+    """What the policy made of it; None until admission asks."""
+    classified_by: str = ""
+    """The sha of that policy."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -138,6 +143,8 @@ class RequestAccepted(Message, frozen=True):
     prompt_tokens: int
     notes: tuple[str, ...] = ()
     """`Request.notes`, for the client."""
+    request_class: str = ""
+    """The class that the policy put it in."""
 
 
 class RequestRefused(Message, frozen=True):
@@ -175,6 +182,8 @@ class PagesReserved(Message, frozen=True):
 
     reserved: tuple[int, ...]
     denied: tuple[int, ...]
+    new_tokens: tuple[int, ...]
+    """For each of `reserved`, what prefill has to compute."""
 
 
 class PagesFreed(Message, frozen=True):
@@ -183,6 +192,10 @@ class PagesFreed(Message, frozen=True):
 
 class FindHead(Message, frozen=True):
     """admission -> admission: the head of the queue was aborted, look for the next one."""
+
+
+class LookForOverdue(Message, frozen=True):
+    """admission -> admission, by timer: a request has waited for the `max_wait` of its class."""
 
 
 class PagesFilled(Message, frozen=True):

@@ -1,14 +1,18 @@
-"""Where actors ask the policy: the one in force answers, and what it answered is counted.
+"""Where actors ask the policy: the one in force answers, and what it answered is counted and noted in the journal.
 
-Each actor that decides owns one. Counts are by rule, so that whoever reads the state sees which rules fire.
+Each actor that decides owns one. Counts are by rule, so that whoever reads the state sees which rules fire. A shadow
+policy, when there is one, is asked the same and never acts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from muxk.kernel.journal import OrderQuestion, ShadowAnswer, VictimQuestion
 from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.shadow import Shadow
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -26,20 +30,40 @@ from muxk.kernel.view import (
 NO_SERVICE: Mapping[str, float] = {}
 
 
+def _stands_still() -> int:
+    return 0
+
+
 class Decider:
     """Asks on behalf of one actor."""
 
-    def __init__(self, book: PolicyBook, sha: str) -> None:
+    def __init__(
+        self, book: PolicyBook, sha: str, actor: str = "", now_ns: Callable[[], int] = _stands_still
+    ) -> None:
+        """`now_ns` is the actor's: the moment of questions that do not hold one."""
         self._book = book
+        self._journal = book.journal
+        self._actor = actor
+        self._now_ns = now_ns
+        self._shadow: Shadow | None = None
         self.policy: Policy = book[sha]
         """The one in force."""
         self.counts: Counter[str] = Counter()
         """Answers by `point/rule`, and errors by `rule error: ...`, of the policy in force."""
+        if book.shadow is not None:
+            self.shadow(book.shadow.sha)
 
     def use(self, sha: str) -> None:
         """Ask this policy of the book from now on."""
         self.policy = self._book[sha]
         self.counts.clear()
+
+    def shadow(self, sha: str | None) -> None:
+        """Ask this policy of the book too from now on, or no other any more."""
+        tally = self._book.shadow
+        self._shadow = None
+        if sha is not None and tally is not None and tally.sha == sha:  # else it was replaced meanwhile
+            self._shadow = Shadow(self._book[sha], tally, self._now_ns)
 
     @property
     def rule_errors(self) -> int:
@@ -48,38 +72,48 @@ class Decider:
     def classify(self, request: RequestView) -> RequestClass:
         answer = self.policy.classify(request)
         self._count((answer.rule,), answer.errors)
+        self._note("classify", self._now_ns(), request, answer)
         return answer.chosen
 
     def admit(self, view: AdmitView) -> AdmitAnswer:
         answer = self.policy.admit(view)
         self._count((answer.rule,), answer.errors)
+        self._note("admit", view.now_ns, view, answer)
         return answer
 
     def order(
         self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float] = NO_SERVICE
     ) -> OrderAnswer:
+        """The waiting queue; the caller must not change `requests` afterwards, which the journal keeps."""
         answer = self.policy.order(requests, now_ns, service)
         self._count((answer.rule,), answer.errors)
+        self._note_many("order", OrderQuestion(now_ns, requests, dict(service)), answer)
         return answer
 
     def form(self, view: FormView) -> FormAnswer:
         answer = self.policy.form(view)
         self._count((answer.rule,), answer.errors)
+        self._note("form", view.now_ns, view, answer)
         return answer
 
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
         self._count(decision.rules, decision.errors)
+        shadow = None if self._shadow is None else self._compare("decide", view, decision)
+        self._journal.note_run(self._actor, self.policy.sha, view.now_ns, view, decision, shadow)
         return decision
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
+        """Who is recomputed later; the caller must not change `requests` afterwards."""
         answer = self.policy.victim(requests, now_ns)
         self._count((answer.rule,), answer.errors)
+        self._note_many("victim", VictimQuestion(now_ns, requests), answer)
         return answer
 
     def retain(self, request: RequestView) -> RetainAnswer:
         answer = self.policy.retain(request)
         self._count((answer.rule,), answer.errors)
+        self._note("retain", self._now_ns(), request, answer)
         return answer
 
     def _count(self, rules: tuple[str, ...], errors: tuple[str, ...]) -> None:
@@ -87,3 +121,15 @@ class Decider:
             self.counts[rule] += 1
         for error in errors:
             self.counts[f"rule error: {error}"] += 1
+
+    def _note(self, point: str, at_ns: int, view: Any, answer: Any) -> None:
+        shadow = None if self._shadow is None else self._compare(point, view, answer)
+        self._journal.note(self._actor, point, self.policy.sha, at_ns, view, answer, shadow)
+
+    def _note_many(self, point: str, question: OrderQuestion | VictimQuestion, answer: Any) -> None:
+        shadow = None if self._shadow is None else self._compare(point, question, answer)
+        self._journal.note_of_many(self._actor, point, self.policy.sha, question, answer, shadow)
+
+    def _compare(self, point: str, view: Any, answer: Any) -> ShadowAnswer | None:
+        assert self._shadow is not None
+        return self._shadow.compare(point, view, answer, self.policy.classes)

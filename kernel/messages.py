@@ -6,7 +6,7 @@ from typing import Any
 
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
-from muxk.kernel.statuses import RequestStatus
+from muxk.kernel.statuses import RequestStatus, StatusReport
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
 from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, RowLogprobs
 
@@ -42,6 +42,8 @@ class QueueChanged(Message, frozen=True):
 
     queue: QueueView
     candidate: PrefillView | None
+    head: int | None = None
+    """The request that is first; None without a candidate."""
 
 
 class KvChanged(Message, frozen=True):
@@ -66,6 +68,19 @@ class SubmitPrefill(Message, frozen=True):
     work: PrefillWork
     arrival_ns: int
     deadline_ns: int
+    class_rank: int = 0
+    """The best of its requests."""
+    tbt_slo_ns: int | None = None
+    """The tightest of its requests' classes: what holds while they are to decode and decode has not told."""
+
+
+class BatchClassified(Message, frozen=True):
+    """prefill -> arbiter: a new policy put the requests of a batch into other classes."""
+
+    batch_id: int
+    class_rank: int
+    deadline_ns: int
+    tbt_slo_ns: int | None
 
 
 class CancelPrefill(Message, frozen=True):
@@ -107,6 +122,8 @@ class SubmitDecode(Message, frozen=True):
     """decode -> arbiter: the next step; replaces an earlier version of it that was not launched."""
 
     work: DecodeWork
+    tbt_slo_ns: int | None = None
+    """The tightest TBT SLO of the rows' classes."""
 
 
 class DecodeIdle(Message, frozen=True):
@@ -211,6 +228,10 @@ class RequestsReported(Message, frozen=True):
     statuses: tuple[RequestStatus, ...]
     total: int
     """Requests it has, reported or not."""
+
+    @staticmethod
+    def of(report: StatusReport, ticket: int) -> RequestsReported:
+        return RequestsReported(ticket, report.where, tuple(report.statuses), report.total)
 
 
 class EngineFailed(Message, frozen=True):

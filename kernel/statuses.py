@@ -7,7 +7,7 @@ batch is not formed. `Reason` is in the order in which they count: of two reason
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 import msgspec
@@ -29,12 +29,12 @@ class Reason(StrEnum):
     """admission, decode: its pages went to others; it waits to be computed again."""
     NO_PAGES = "no_pages"
     """admission: it is first, and its prompt needs more KV pages than are free."""
-    LANE_BUSY = "lane_busy"
-    """arbiter: it is first, and a batch runs that the policy does not preempt for it."""
-    PREFILL_HELD = "prefill_held"
-    """arbiter: the split in force has no units for prefill."""
     FORMING = "forming"
     """admission, arbiter, prefill: its batch is being put together."""
+    LANE_BUSY = "lane_busy"
+    """arbiter: it is first, and a batch runs that is not preempted for it."""
+    PREFILL_HELD = "prefill_held"
+    """arbiter: the split in force has no units for prefill."""
     PREFILLING = "prefilling"
     """arbiter: layers of its batch run, or are next."""
     PARKED = "parked"
@@ -61,6 +61,25 @@ class RequestStatus(msgspec.Struct, frozen=True):
     """A sentence for people, with the figures of the moment."""
     rule: str | None = None
     """`point/rule` of the policy's rule that decided it, if one did."""
+
+
+class StatusReport:
+    """What one actor reports: its first requests, and those that were asked for."""
+
+    def __init__(self, where: str, asked: Collection[int]) -> None:
+        self.where = where
+        self._asked = frozenset(asked)
+        self.statuses: list[RequestStatus] = []
+        self.total = 0
+        """Requests it was told of, reported or not."""
+
+    def wants(self, request_id: int) -> bool:
+        """Count a request; True when `add` is to be called for it."""
+        self.total += 1
+        return len(self.statuses) < STATUSES_MAX or request_id in self._asked
+
+    def add(self, request_id: int, code: Reason, detail: str, rule: str | None = None) -> None:
+        self.statuses.append(RequestStatus(request_id, self.where, code, detail, rule))
 
 
 def strongest(statuses: Iterable[RequestStatus]) -> dict[int, RequestStatus]:
