@@ -12,6 +12,7 @@ from typing import Any
 
 from muxk.kernel.journal import OrderQuestion, ShadowAnswer, VictimQuestion
 from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.sane import sane_class, sane_limits, sane_order, sane_victim
 from muxk.kernel.shadow import Shadow
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -19,6 +20,7 @@ from muxk.kernel.view import (
     Decision,
     FormAnswer,
     FormView,
+    Limits,
     OrderAnswer,
     RequestClass,
     RequestView,
@@ -48,6 +50,8 @@ class Decider:
         self._shadow: Shadow | None = None
         self.policy: Policy = book[sha]
         """The one in force."""
+        self.limits: Limits = sane_limits(self.policy.limits)
+        """Its limits, within what the kernel can enforce."""
         self.counts: Counter[str] = Counter()
         """Answers by `point/rule`, and errors by `rule error: ...`, of the policy in force."""
         if book.shadow is not None:
@@ -56,6 +60,7 @@ class Decider:
     def use(self, sha: str) -> None:
         """Ask this policy of the book from now on."""
         self.policy = self._book[sha]
+        self.limits = sane_limits(self.policy.limits)
         self.counts.clear()
 
     def shadow(self, sha: str | None) -> None:
@@ -70,7 +75,7 @@ class Decider:
         return sum(count for name, count in self.counts.items() if name.startswith("rule error"))
 
     def classify(self, request: RequestView) -> RequestClass:
-        answer = self.policy.classify(request)
+        answer = sane_class(self.policy.classify(request), self.policy.classes)
         self._count((answer.rule,), answer.errors)
         self._note("classify", self._now_ns(), request, answer)
         return answer.chosen
@@ -85,7 +90,7 @@ class Decider:
         self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float] = NO_SERVICE
     ) -> OrderAnswer:
         """The waiting queue; the caller must not change `requests` afterwards, which the journal keeps."""
-        answer = self.policy.order(requests, now_ns, service)
+        answer = sane_order(self.policy.order(requests, now_ns, service), len(requests))
         self._count((answer.rule,), answer.errors)
         self._note_many("order", OrderQuestion(now_ns, requests, dict(service)), answer)
         return answer
@@ -105,7 +110,7 @@ class Decider:
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
         """Who is recomputed later; the caller must not change `requests` afterwards."""
-        answer = self.policy.victim(requests, now_ns)
+        answer = sane_victim(self.policy.victim(requests, now_ns), len(requests))
         self._count((answer.rule,), answer.errors)
         self._note_many("victim", VictimQuestion(now_ns, requests), answer)
         return answer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+from muxk.kernel.journal import Journal
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -78,26 +80,54 @@ class Policy(Protocol):
         """Whether to keep the pages of a finished request in the prefix index."""
 
 
+if TYPE_CHECKING:
+    from muxk.kernel.shadow import ShadowTally
+
 BOOK_POLICIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """What a policy was compiled from."""
+
+    source: str
+    filename: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class PolicyBook:
     """Compiled policies by sha: messages carry the sha, actors look the policy up.
 
-    It keeps the first one, which a rebuilt engine starts with, and the latest BOOK_POLICIES.
+    It keeps the first one, which a rebuilt engine starts with, and the latest BOOK_POLICIES. With it come the
+    journal of what all of them decided, and the tally of the shadow policy, if there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         self._policies: dict[str, Policy] = {}
+        self._texts: dict[str, PolicyText] = {}
+        self.journal = journal if journal is not None else Journal()
+        self.shadow: ShadowTally | None = None
 
-    def add(self, policy: Policy) -> str:
+    def text(self, sha: str) -> PolicyText | None:
+        """What a policy was compiled from; None for one in Python, or that is not in the book any more."""
+        return self._texts.get(sha)
+
+    def find(self, sha: str) -> Policy | None:
+        """A policy that may have left the book."""
+        return self._policies.get(sha)
+
+    def add(self, policy: Policy, text: PolicyText | None = None) -> str:
         """Register a policy as the latest and return its sha."""
+        if text is not None:
+            self._texts[policy.sha] = text
         first = next(iter(self._policies), policy.sha)
         if policy.sha != first:
             self._policies.pop(policy.sha, None)
         self._policies.setdefault(policy.sha, policy)
         if len(self._policies) > BOOK_POLICIES + 1:
-            del self._policies[list(self._policies)[1]]
+            oldest = list(self._policies)[1]
+            del self._policies[oldest]
+            self._texts.pop(oldest, None)
         return policy.sha
 
     def __getitem__(self, sha: str) -> Policy:

@@ -1,0 +1,177 @@
+"""The journal: a bounded ring of what policies were asked and what they answered.
+
+Policies are pure, so a record is all that an explanation needs: whoever reads one asks the same policy the same
+question again. Records hold references and are formatted only when somebody reads them, so that keeping one costs
+a fraction of a microsecond. All actors of a server share one journal, on the runtime's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from muxk.kernel.view import OrderAnswer, RequestView
+
+JOURNAL_RECORDS = 4096
+"""Records that the ring holds; the oldest goes first."""
+JOURNAL_REQUESTS = 32_768
+"""Requests that the questions of `order` and `victim` in the ring may hold together: the oldest questions lose
+theirs first, and keep the first ORDER_KEPT places of their answer."""
+ORDER_KEPT = 16
+DIFFERENCES = 512
+"""Decisions in which a shadow policy differed that are kept, whatever else happens in between."""
+
+
+class OrderQuestion(msgspec.Struct, frozen=True):
+    """What `Policy.order` was asked."""
+
+    now_ns: int
+    requests: Sequence[RequestView]
+    service: Mapping[str, float]
+
+
+class VictimQuestion(msgspec.Struct, frozen=True):
+    """What `Policy.victim` was asked."""
+
+    now_ns: int
+    requests: Sequence[RequestView]
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """In place of a question with many requests that grew old: how many there were."""
+
+    now_ns: int
+    requests: int
+
+
+class ShadowAnswer(msgspec.Struct, frozen=True):
+    """What the shadow policy said where it differed."""
+
+    sha: str
+    answer: Any
+    differs: tuple[str, ...]
+    """Points at which it did."""
+
+
+class Record(msgspec.Struct, eq=False):
+    """One decision, or a run of equal ones of `decide`."""
+
+    at_ns: int
+    actor: str
+    point: str
+    """The question: `classify`, `admit`, `order`, `form`, `decide`, `victim` or `retain`."""
+    sha: str
+    """Of the policy that answered."""
+    view: Any
+    """The first question of the run: a View, AdmitView, FormView, OrderQuestion, VictimQuestion, or a RequestView."""
+    answer: Any
+    last_at_ns: int
+    last_view: Any
+    """The latest question of the run."""
+    count: int = 1
+    shadow: ShadowAnswer | None = None
+    """There when a shadow policy was asked and differed."""
+    dropped: bool = False
+    """It left the ring."""
+
+
+class Journal:
+    """One a server. `sink`, if there is one, gets each record when nothing will be added to it any more."""
+
+    def __init__(self, records: int = JOURNAL_RECORDS, requests: int = JOURNAL_REQUESTS) -> None:
+        assert records >= 1
+        self._records = records
+        self._requests_max = requests
+        self._ring: deque[Record] = deque()
+        self._with_requests: deque[Record] = deque()
+        self._requests = 0
+        self._runs: dict[str, Record] = {}
+        self.differences: deque[Record] = deque(maxlen=DIFFERENCES)
+        self.sink: Callable[[Record], None] | None = None
+        self.zero_ns = 0
+        """When the server started: moments are told to people from there."""
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def snapshot(self) -> list[Record]:
+        """Records in the order in which they were begun."""
+        return list(self._ring)
+
+    def runs(self) -> list[Record]:
+        """Records that may still grow: the latest of `decide`, of each actor."""
+        return list(self._runs.values())
+
+    def note(
+        self,
+        actor: str,
+        point: str,
+        sha: str,
+        at_ns: int,
+        view: Any,
+        answer: Any,
+        shadow: ShadowAnswer | None,
+    ) -> None:
+        """Keep one decision."""
+        record = Record(at_ns, actor, point, sha, view, answer, at_ns, view, 1, shadow)
+        self._append(record)
+        if self.sink is not None:
+            self.sink(record)
+
+    def note_of_many(
+        self,
+        actor: str,
+        point: str,
+        sha: str,
+        view: OrderQuestion | VictimQuestion,
+        answer: Any,
+        shadow: ShadowAnswer | None,
+    ) -> None:
+        """Keep a decision about many requests; older ones lose theirs when there are too many."""
+        at_ns = view.now_ns
+        record = Record(at_ns, actor, point, sha, view, answer, at_ns, view, 1, shadow)
+        self._append(record)
+        self._requests += len(view.requests)
+        self._with_requests.append(record)
+        if self.sink is not None:
+            self.sink(record)
+        while self._requests > self._requests_max and len(self._with_requests) > 1:
+            self._forget(self._with_requests.popleft())
+
+    def note_run(
+        self, actor: str, sha: str, at_ns: int, view: Any, answer: Any, shadow: ShadowAnswer | None
+    ) -> None:
+        """Keep a decision of `decide`; one that is equal to the last adds to its record."""
+        last = self._runs.get(actor)
+        if last is not None:
+            same = last.answer == answer and last.sha == sha and last.shadow == shadow
+            if same and not last.dropped:
+                last.count += 1
+                last.last_at_ns = at_ns
+                last.last_view = view
+                return
+            if self.sink is not None:
+                self.sink(last)
+        record = Record(at_ns, actor, "decide", sha, view, answer, at_ns, view, 1, shadow)
+        self._runs[actor] = record
+        self._append(record)
+
+    def _append(self, record: Record) -> None:
+        ring = self._ring
+        if len(ring) >= self._records:
+            ring.popleft().dropped = True
+        ring.append(record)
+        if record.shadow is not None:
+            self.differences.append(record)
+
+    def _forget(self, record: Record) -> None:
+        question = record.view
+        self._requests -= len(question.requests)
+        record.view = record.last_view = Forgotten(question.now_ns, len(question.requests))
+        if isinstance(record.answer, OrderAnswer):
+            kept = record.answer.order[:ORDER_KEPT]
+            record.answer = msgspec.structs.replace(record.answer, order=kept)
+        if record.shadow is not None:
+            record.shadow = msgspec.structs.replace(record.shadow, answer=None)
