@@ -1,7 +1,7 @@
-"""Where actors ask the policy: the one in force answers, and what it answered is counted and noted in the journal.
+"""Where actors ask the policy: the one in force answers, and its answers are counted and noted in the journal.
 
-Each actor that decides owns one. Counts are by rule, so that whoever reads the state sees which rules fire. A shadow
-policy, when there is one, is asked the same and never acts.
+Each actor that decides owns one. Counts are by rule, so that whoever reads the state sees which rules fire. A
+shadow policy, when there is one, is asked the same and never acts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The journal: a bounded ring of what policies were asked and what they answered.
 
-Policies are pure, so a record is all that an explanation needs: whoever reads one asks the same policy the same
-question again. Records hold references and are formatted only when somebody reads them, so that keeping one costs
-a fraction of a microsecond. All actors of a server share one journal, on the runtime's thread.
+Policies are pure, so a record is all that an explanation needs: whoever reads one asks the same policy the
+same question again. Records hold references and are formatted only when somebody reads them, so that keeping
+one costs about a microsecond. All actors of a server share one journal, on the runtime's thread.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from muxk.kernel.view import OrderAnswer, RequestView
 JOURNAL_RECORDS = 4096
 """Records that the ring holds; the oldest goes first."""
 JOURNAL_REQUESTS = 32_768
-"""Requests that the questions of `order` and `victim` in the ring may hold together: the oldest questions lose
-theirs first, and keep the first ORDER_KEPT places of their answer."""
+"""Requests that the questions of `order` and `victim` in the ring may hold together: the oldest questions
+lose theirs first, and keep the first ORDER_KEPT places of their answer."""
 ORDER_KEPT = 16
 DIFFERENCES = 512
 """Decisions in which a shadow policy differed that are kept, whatever else happens in between."""
@@ -65,7 +65,7 @@ class Record(msgspec.Struct, eq=False):
     sha: str
     """Of the policy that answered."""
     view: Any
-    """The first question of the run: a View, AdmitView, FormView, OrderQuestion, VictimQuestion, or a RequestView."""
+    """The first question of the run: a View, AdmitView, FormView, RequestView, or one of those above."""
     answer: Any
     last_at_ns: int
     last_view: Any

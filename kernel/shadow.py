@@ -1,6 +1,6 @@
 """Shadow mode: a second policy is asked the same questions as the one in force, and never acts.
 
-It sees what the policy in force sees: its SLOs change no deadline, and its classes nothing but its own answers. What
+It sees what the policy in force sees: its SLOs change no deadline, and its classes only its own answers. What
 it raises is counted; one that keeps answering slowly is given up, so that it can not hurt.
 """
 
@@ -34,7 +34,7 @@ def ask(policy: Policy, point: str, view: Any) -> Any:
 
 
 def effects(point: str, answer: Any) -> dict[str, Any]:
-    """What an answer does, by decision point: two answers with the same effects agree, whatever rules said so."""
+    """What an answer does, by decision point: answers with the same effects agree, whatever rules said so."""
     if isinstance(answer, Decision):
         by_point: dict[str, Any] = {
             "split": answer.split,
