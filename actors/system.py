@@ -24,6 +24,7 @@ from muxk.actors.estimator import Estimator
 from muxk.actors.gateway import Gateway
 from muxk.actors.gateway_state import GatewayOptions
 from muxk.actors.kv_pool import KvPool
+from muxk.actors.policy_compiler import Compile
 from muxk.actors.prefill import Prefill
 from muxk.actors.refs import Refs
 from muxk.actors.rundir import (
@@ -85,8 +86,12 @@ def build_specs(
     on_ready: Callable[[], None] = lambda: None,
     calibrate: bool = True,
     max_queue: int | None = None,
+    compile_swapped: Compile = compile_policy,
 ) -> list[ActorSpec]:
-    """The actors of one server over one device, in the order in which they start."""
+    """The actors of one server over one device, in the order in which they start.
+
+    `compile_swapped` compiles the policies that replace the first one.
+    """
     refs = Refs()
     book = PolicyBook()
     sha = book.add(policy)
@@ -115,7 +120,7 @@ def build_specs(
     return [
         ActorSpec(
             "gateway",
-            partial(Gateway, refs, options, book, compile_policy, on_ready),
+            partial(Gateway, refs, options, book, compile_swapped, on_ready),
             Gateway,
             permanent=True,
         ),

@@ -161,11 +161,16 @@ class VirtualRuntime:
         frame = self._frame(message)
         self._schedule(at_ns, "outside", _Delivery(ref.name, None, None, message, frame, queued=False))
 
-    def run_until(self, time_ns: int) -> int:
-        """Handle everything up to and including `time_ns`, which is then the time; the number handled."""
+    def run_until(self, time_ns: int, max_events: int | None = None) -> int:
+        """Handle everything up to and including `time_ns`, which is then the time; the number handled.
+
+        Raises StillBusy after `max_events`.
+        """
         self.start()
         handled = 0
         while self.stop_reason is None and (next_ns := self._next_ns()) is not None and next_ns <= time_ns:
+            if handled == max_events:
+                raise StillBusy(f"still busy after {max_events} events, at {self._now_ns} ns")
             self._step()
             handled += 1
         if self.stop_reason is None:
