@@ -29,6 +29,9 @@ from muxk.kernel.view import (
     View,
 )
 
+COUNTS_MAX = 1024
+"""Names that are counted by themselves: those of a policy written in Python may be without end."""
+OTHERS = "others"
 NO_SERVICE: Mapping[str, float] = {}
 
 
@@ -90,10 +93,16 @@ class Decider:
         self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float] = NO_SERVICE
     ) -> OrderAnswer:
         """The waiting queue; the caller must not change `requests` afterwards, which the journal keeps."""
-        answer = sane_order(self.policy.order(requests, now_ns, service), len(requests))
+        answer = self.peek_order(requests, now_ns, service)
         self._count((answer.rule,), answer.errors)
         self._note_many("order", OrderQuestion(now_ns, requests, dict(service)), answer)
         return answer
+
+    def peek_order(
+        self, requests: Sequence[RequestView], now_ns: int, service: Mapping[str, float] = NO_SERVICE
+    ) -> OrderAnswer:
+        """`order`, on the side: it is not counted."""
+        return sane_order(self.policy.order(requests, now_ns, service), len(requests))
 
     def form(self, view: FormView) -> FormAnswer:
         answer = self.policy.form(view)
@@ -122,10 +131,9 @@ class Decider:
         return answer
 
     def _count(self, rules: tuple[str, ...], errors: tuple[str, ...]) -> None:
-        for rule in rules:
-            self.counts[rule] += 1
-        for error in errors:
-            self.counts[f"rule error: {error}"] += 1
+        counts = self.counts
+        for name in (*rules, *(f"rule error: {error}" for error in errors)):
+            counts[name if name in counts or len(counts) < COUNTS_MAX else OTHERS] += 1
 
     def _note(self, point: str, at_ns: int, view: Any, answer: Any) -> None:
         shadow = None if self._shadow is None else self._compare(point, view, answer)
