@@ -31,11 +31,10 @@ from muxk.kernel.view import (
 )
 from muxk.policies.answers import BY_ARRIVAL, LATEST_FIRST, POINTS, Answer, Context, Keys, Verdict
 from muxk.policies.closures import Run
-from muxk.policies.expressions import explain
 from muxk.policies.loader import MAX_CHARACTERS, load
 from muxk.policies.marks import Node, plain
 from muxk.policies.names import DecideScope, RequestScope, SortScope
-from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean
+from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean, explain
 from muxk.policies.schema import DEFAULTS, PolicySource, RuleSource, read_policy
 from muxk.policies.units import TtftSlo, Type
 

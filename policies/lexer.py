@@ -16,6 +16,8 @@ from muxk.policies.units import NUMBER
 MAX_CHARACTERS = 2_000
 MAX_TOKENS = 400
 MAX_PARENTHESES = 32
+MAX_NAME_CHARACTERS = 64
+"""Of a quoted name; those of classes and rules are no longer."""
 
 
 class Kind(StrEnum):
@@ -23,6 +25,8 @@ class Kind(StrEnum):
 
     NUMBER = "number"
     NAME = "name"
+    QUOTED = "quoted"
+    """A name between quotes, such as 'interactive'."""
     BINARY = "binary"
     """Stands between two values; `-` is one too."""
     PREFIX = "prefix"
@@ -45,6 +49,7 @@ Complain = Callable[[int, str, str], None]
 
 _PATTERN = re.compile(
     rf"(?P<number>{NUMBER}(?:[A-Za-z_µ]\w*|%(?![\w(.]))?)"
+    r"|(?P<quoted>'[^'\n]*'|\"[^\"\n]*\")"
     r"|(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
     r"|(?P<sign>\*\*|<<|>>|&&|\|\||==|!=|<=|>=|//|[-+*/%<>!(),])"
     r"|(?P<other>\S)",
@@ -61,8 +66,8 @@ _HINTS: Mapping[str, str] = {
     ":": "write `a if condition else b`",
     "&": "write `and` or &&",
     "|": "write `or` or ||",
-    "'": "there are no texts in expressions",
-    '"': "there are no texts in expressions",
+    "'": "a name ends with the quote that it began with",
+    '"': "a name ends with the quote that it began with",
     "**": "multiply instead",
     "<<": "multiply instead",
     ">>": "divide instead",
@@ -70,6 +75,10 @@ _HINTS: Mapping[str, str] = {
     "≥": "write >=",
     "≠": "write !=",
 }
+
+
+_VALUES = (Kind.NUMBER, Kind.NAME, Kind.QUOTED)
+_BEGIN_A_VALUE = (*_VALUES, Kind.OPEN, Kind.PREFIX)
 
 
 def tokenize(text: str, complain: Complain) -> list[Token]:
@@ -99,12 +108,22 @@ def _token(match: re.Match[str], complain: Complain) -> Token | None:
         return Token(Kind.NUMBER, text, offset)
     if match["name"]:
         return _word(text, offset, complain)
+    if match["quoted"]:
+        return _quoted(text, offset, complain)
     if match["other"] or text in ("**", "<<", ">>"):
         complain(offset, f"{text} is not part of the language", _HINTS.get(text, ""))
         return None
     if text in "(),":
         return Token(Kind(text), text, offset)
     return Token(Kind.PREFIX if text == "!" else Kind.BINARY, text, offset)
+
+
+def _quoted(text: str, offset: int, complain: Complain) -> Token | None:
+    if len(text) > MAX_NAME_CHARACTERS + 2 or not text.isprintable():
+        hint = f"at most {MAX_NAME_CHARACTERS} characters that can be printed"
+        complain(offset, "what is between the quotes can not be a name", hint)
+        return None
+    return Token(Kind.QUOTED, text, offset)
 
 
 def _word(text: str, offset: int, complain: Complain) -> Token | None:
@@ -143,13 +162,13 @@ def _misplaced(token: Token, previous: Token | None, value_expected: bool, calls
     """What is wrong with a token at its place, or empty. `calls` has True for each open call."""
     if value_expected:
         is_sign = token.kind is Kind.BINARY and token.text in ("-", "+")
-        if token.kind in (Kind.NUMBER, Kind.NAME, Kind.OPEN, Kind.PREFIX) or is_sign:
+        if token.kind in _BEGIN_A_VALUE or is_sign:
             too_deep = token.kind is Kind.OPEN and len(calls) >= MAX_PARENTHESES
             return "too many nested parentheses" if too_deep else ""
         return f"a value is missing before '{token.text}'"
     if token.kind is Kind.OPEN and previous is not None and previous.kind is Kind.NAME:
         return "" if len(calls) < MAX_PARENTHESES else "too many nested parentheses"
-    if token.kind in (Kind.NUMBER, Kind.NAME, Kind.PREFIX, Kind.OPEN):
+    if token.kind in _BEGIN_A_VALUE:
         return f"an operator is missing before '{token.text[:40]}'"
     if token.kind is Kind.CLOSE and not calls:
         return "a parenthesis is closed that was not opened"
@@ -171,12 +190,12 @@ class Placeholders:
 
 
 def placeholders(tokens: list[Token]) -> Placeholders:
-    """The text for `ast.parse`, with `n<index>` for every name and number."""
+    """The text for `ast.parse`, with `n<index>` for every name, quoted name and number."""
     words: list[str] = []
     starts: list[int] = []
     column = 0
     for index, token in enumerate(tokens):
-        is_value = token.kind in (Kind.NUMBER, Kind.NAME)
+        is_value = token.kind in _VALUES
         word = f"n{index}" if is_value else _SPELLING.get(token.text, token.text)
         words.append(word)
         starts.append(column)

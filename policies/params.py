@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar, describe, whole
 from muxk.policies.problems import Report, Source, did_you_mean, one_of
-from muxk.policies.units import Type, UnitError, parse_quantity
+from muxk.policies.units import Type, UnitError, parse_quantity, unit_hint
 
-_TYPES: Mapping[str, Type] = {
+TYPES: Mapping[str, Type] = {
     "number": Type.NUMBER,
     "duration": Type.DURATION,
-    "size": Type.NUMBER,
-    "percent": Type.NUMBER,
+    "size": Type.SIZE,
+    "percent": Type.PERCENT,
     "bool": Type.BOOL,
 }
 _PARAM: Mapping[str, str] = {"type": "", "default": "", "min": "", "max": "", "description": ""}
@@ -52,9 +52,9 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
         return None
     found = fields(node, _PARAM, f"param '{name}'", report)
     type_node, default = found.get("type"), found.get("default")
-    if not isinstance(type_node, Scalar) or type_node.text not in _TYPES:
+    if not isinstance(type_node, Scalar) or type_node.text not in TYPES:
         mark = type_node.mark if type_node is not None else node.mark
-        report.add(mark, f"param '{name}' needs a type: {one_of(_TYPES)}")
+        report.add(mark, f"param '{name}' needs a type: {one_of(TYPES)}")
         return None
     if default is None:
         report.add(node.mark, f"param '{name}' needs a default")
@@ -65,7 +65,7 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
     if setting is not None:
         scalar = whole(Source("--set", f"{name}={setting}".replace("\n", " ")), setting.replace("\n", " "))
         value = _bounded(scalar, _value(scalar, kind, report), low, high, report)
-    return Param(name, _TYPES[kind], value if value is not None else 1)
+    return Param(name, TYPES[kind], value if value is not None else 1)
 
 
 def _value(node: Node | None, kind: str, report: Report) -> int | float | bool | None:
@@ -89,12 +89,9 @@ def _quantity(node: Scalar, kind: str, report: Report) -> int | float | None:
     except UnitError as error:
         report.add(node.mark, str(error), error.hint)
         return None
-    if quantity.type is not _TYPES[kind]:
-        hint = "a time needs a unit, such as 50ms or 2s" if kind == "duration" else ""
-        report.add(node.mark, f"a {kind} is expected, not '{text[:40]}'", hint)
-        return None
-    if kind == "percent" and not text.endswith("%"):
-        report.add(node.mark, "a percentage needs its sign", f"write {text[:20]}%")
+    if quantity.type is not TYPES[kind]:
+        hint = f"write {text[:20]}%" if kind == "percent" else unit_hint(TYPES[kind], quantity.type)
+        report.add(node.mark, f"{TYPES[kind].phrase} is expected, not '{text[:40]}'", hint)
         return None
     return sign * quantity.value
 

@@ -156,6 +156,17 @@ class Report:
             raise PolicyError([found for found in self.problems if found.severity is Severity.ERROR])
 
 
+def explain(error: Exception) -> str:
+    """A fault of an expression in words."""
+    if isinstance(error, ZeroDivisionError):
+        return "division by zero"
+    if isinstance(error, ArithmeticError):
+        return "the result is too large or not a number"
+    if isinstance(error, AttributeError) and error.obj is None:
+        return f"a value is absent ({error.name}): {ABSENT}"
+    return str(error) or type(error).__name__
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """A hint with the closest known word, else `otherwise`."""
     close = difflib.get_close_matches(word[:64], list(known), n=1, cutoff=0.6)

@@ -17,7 +17,13 @@ class Type(StrEnum):
     NUMBER = "number"
     DURATION = "duration"
     MOMENT = "moment"
+    SIZE = "size"
+    """In bytes."""
+    PERCENT = "percent"
+    """90% is 0.9; a number wherever it is computed with, but never a count."""
     BOOL = "bool"
+    NAME = "name"
+    """Of a class, such as 'interactive'; knows == and != only."""
     ANY = "any"
     """Of a part that is already reported as wrong."""
 
@@ -30,7 +36,10 @@ _PHRASES: Mapping[Type, str] = {
     Type.NUMBER: "a number",
     Type.DURATION: "a duration",
     Type.MOMENT: "a moment in time",
+    Type.SIZE: "a size",
+    Type.PERCENT: "a percentage",
     Type.BOOL: "true or false",
+    Type.NAME: "a name",
     Type.ANY: "a value",
 }
 
@@ -45,7 +54,10 @@ DURATION_NS: Mapping[str, int] = {
 COUNTS: Mapping[str, int] = {
     "k": 1_000, "M": 1_000_000, "G": 1_000_000_000,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
-    "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000,
+}  # fmt: skip
+SIZES: Mapping[str, int] = {
+    "B": 1,
+    "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000, "TB": 1_000_000_000_000,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 LARGEST = float(1 << 63)
@@ -66,7 +78,7 @@ class UnitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A literal: an int or float in base units (ns for durations) and its type."""
+    """A literal: an int or float in base units (ns for durations, bytes for sizes) and its type."""
 
     value: int | float
     type: Type
@@ -81,24 +93,43 @@ def parse_quantity(text: str) -> Quantity:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise UnitError(
-            f"'{text[:40]}' is not a number", "write a number and a unit, such as 50ms, 16k or 90%"
+            f"'{text[:40]}' is not a number", "write a number and a unit, such as 50ms, 16k, 4GiB or 90%"
         )
     digits, unit = match[1], match[2] or ""
     if unit in DURATION_NS:
         return Quantity(_scaled(digits, DURATION_NS[unit]), Type.DURATION)
+    if unit in SIZES:
+        return Quantity(_scaled(digits, SIZES[unit]), Type.SIZE)
     if unit == "%":
-        return Quantity(_scaled(digits, 1) / 100, Type.NUMBER)
+        return Quantity(_scaled(digits, 1) / 100, Type.PERCENT)
     if unit and unit not in COUNTS:
-        raise UnitError(f"unknown unit '{unit[:40]}'", _unit_hint(digits, unit))
+        raise UnitError(f"unknown unit '{unit[:40]}'", _unknown_unit_hint(digits, unit))
     return Quantity(_scaled(digits, COUNTS.get(unit, 1)), Type.NUMBER)
 
 
-def _unit_hint(digits: str, unit: str) -> str:
-    known = [*DURATION_NS, *COUNTS]
-    special = {"m": "min", "K": "k", "sec": "s", "seconds": "s", "µs": "us", "msec": "ms", "minutes": "min"}
+def _unknown_unit_hint(digits: str, unit: str) -> str:
+    known = [*DURATION_NS, *COUNTS, *SIZES]
+    special = {
+        "m": "min", "K": "k", "sec": "s", "seconds": "s", "µs": "us", "msec": "ms", "minutes": "min",
+        "KB": "kB", "Kb": "kB", "kb": "kB", "Mb": "MB", "mb": "MB", "Gb": "GB", "gb": "GB",
+    }  # fmt: skip
     if unit in special:
         return f"did you mean {digits}{special[unit]}?"
     return did_you_mean(unit, known, f"known units: {', '.join(known)}, %")
+
+
+def unit_hint(left: Type, right: Type) -> str:
+    """What is usually meant where one type stands and the other is needed, or empty."""
+    pair = {left, right}
+    if pair == {Type.NUMBER, Type.DURATION}:
+        return "a time needs a unit, such as 50ms or 2s"
+    if pair == {Type.NUMBER, Type.SIZE}:
+        return "a size has a unit with B, such as 512kB or 4GiB; a count has none, such as 16k or 4Gi"
+    if pair == {Type.NUMBER, Type.PERCENT}:
+        return "a share of a count is written as a product, such as 50% * units.total"
+    if pair == {Type.MOMENT, Type.DURATION}:
+        return "the time between two moments is a duration, such as now - request.arrival"
+    return ""
 
 
 def _scaled(digits: str, scale: int) -> int | float:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.policies.closures import Run
+from muxk.policies.marks import Scalar
+from muxk.policies.terms import Part
 from muxk.policies.units import Type
+
+MAX_COST = 400
+"""Of one expression: an operator or a name costs 1, a function of a decision point what it declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Name:
     """One line for people, with what the value is."""
     needs: str = ""
     """The boolean that says whether the value is there, such as `candidate.waiting`."""
+    least: float | None = None
+    """It is never less, in the base unit of its type; None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Function:
     about: str
     cost: int
     """About how many names could be read in its time."""
+    least: float | None = None
+    """It never gives less, in the base unit of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class Constant:
 
     type: Type
     value: Any
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +64,11 @@ class Vocabulary:
     names: Mapping[str, Name | Constant]
     functions: Mapping[str, Function]
     elsewhere: Mapping[str, str]
-    """Names of other places, each with one place that offers it."""
+    """Names and functions of other places, each with one place that offers it."""
+    words: tuple[str, ...] | None = None
+    """Names that may stand in quotes, the classes of the policy; None where any may."""
+    variables: Mapping[str, Scalar] = field(default_factory=dict)
+    """Expressions of the policy by name, in the order in which they are written."""
+    max_cost: int = MAX_COST
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Variables compiled for this place so far."""
