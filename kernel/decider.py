@@ -1,4 +1,4 @@
-"""Where actors ask the policy: the one in force answers, and its answers are counted and noted in the journal.
+"""Where actors ask the policy: the one in force answers, and its answers are counted and noted in a journal.
 
 Each actor that decides owns one. Counts are by rule, so that whoever reads the state sees which rules fire. A
 shadow policy, when there is one, is asked the same and never acts.
@@ -57,21 +57,12 @@ class Decider:
         """Its limits, within what the kernel can enforce."""
         self.counts: Counter[str] = Counter()
         """Answers by `point/rule`, and errors by `rule error: ...`, of the policy in force."""
-        if book.shadow is not None:
-            self.shadow(book.shadow.sha)
 
     def use(self, sha: str) -> None:
         """Ask this policy of the book from now on."""
         self.policy = self._book[sha]
         self.limits = sane_limits(self.policy.limits)
         self.counts.clear()
-
-    def shadow(self, sha: str | None) -> None:
-        """Ask this policy of the book too from now on, or no other any more."""
-        tally = self._book.shadow
-        self._shadow = None
-        if sha is not None and tally is not None and tally.sha == sha:  # else it was replaced meanwhile
-            self._shadow = Shadow(self._book[sha], tally, self._now_ns)
 
     @property
     def rule_errors(self) -> int:
@@ -113,7 +104,7 @@ class Decider:
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
         self._count(decision.rules, decision.errors)
-        shadow = None if self._shadow is None else self._compare("decide", view, decision)
+        shadow = None if self._book.shadow is None else self._compare("decide", view, decision)
         self._journal.note_run(self._actor, self.policy.sha, view.now_ns, view, decision, shadow)
         return decision
 
@@ -136,13 +127,17 @@ class Decider:
             counts[name if name in counts or len(counts) < COUNTS_MAX else OTHERS] += 1
 
     def _note(self, point: str, at_ns: int, view: Any, answer: Any) -> None:
-        shadow = None if self._shadow is None else self._compare(point, view, answer)
+        shadow = None if self._book.shadow is None else self._compare(point, view, answer)
         self._journal.note(self._actor, point, self.policy.sha, at_ns, view, answer, shadow)
 
     def _note_many(self, point: str, question: OrderQuestion | VictimQuestion, answer: Any) -> None:
-        shadow = None if self._shadow is None else self._compare(point, question, answer)
+        shadow = None if self._book.shadow is None else self._compare(point, question, answer)
         self._journal.note_of_many(self._actor, point, self.policy.sha, question, answer, shadow)
 
     def _compare(self, point: str, view: Any, answer: Any) -> ShadowAnswer | None:
-        assert self._shadow is not None
+        """What the shadow policy says where it differs; that policy may change between two questions."""
+        tally = self._book.shadow
+        assert tally is not None
+        if self._shadow is None or self._shadow.tally is not tally:
+            self._shadow = Shadow(tally, self._now_ns)
         return self._shadow.compare(point, view, answer, self.policy.classes)

@@ -107,6 +107,7 @@ class PolicyBook:
         self._texts: dict[str, PolicyText] = {}
         self.journal = journal if journal is not None else Journal()
         self.shadow: ShadowTally | None = None
+        """Whom every actor asks too from its next decision on; set by the gateway, and nobody acts on it."""
 
     def text(self, sha: str) -> PolicyText | None:
         """What a policy was compiled from; None for one in Python, or that is not in the book any more."""

@@ -57,9 +57,8 @@ def effects(point: str, answer: Any) -> dict[str, Any]:
 class ShadowTally:
     """How often a shadow was asked and differed, by decision point; all actors of a server add to one."""
 
-    def __init__(self, name: str, sha: str) -> None:
-        self.name = name
-        self.sha = sha
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.asked: Counter[str] = Counter()
         self.differed: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -69,7 +68,7 @@ class ShadowTally:
         """Why it is asked no more, or empty."""
 
     def describe(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {"policy": self.name, "sha": self.sha}
+        shown: dict[str, Any] = {"policy": self.policy.name, "sha": self.policy.sha}
         for point, asked in sorted(self.asked.items()):
             differed = self.differed[point]
             shown[point] = f"{differed} of {asked} differ ({100 * differed / asked:.1f}%)"
@@ -89,9 +88,9 @@ ERROR_CHARS = 200
 class Shadow:
     """Asks a shadow on behalf of one actor."""
 
-    def __init__(self, policy: Policy, tally: ShadowTally, now_ns: Callable[[], int]) -> None:
-        self._policy = policy
-        self._tally = tally
+    def __init__(self, tally: ShadowTally, now_ns: Callable[[], int]) -> None:
+        self._policy = tally.policy
+        self.tally = tally
         self._now_ns = now_ns
 
     def compare(self, point: str, view: Any, answer: Any, classes: tuple[str, ...]) -> ShadowAnswer | None:
@@ -100,7 +99,7 @@ class Shadow:
         Args:
             classes: of the policy in force; when the shadow has others, requests get its own.
         """
-        tally = self._tally
+        tally = self.tally
         if tally.given_up:
             return None
         began_ns = self._now_ns()
@@ -120,7 +119,7 @@ class Shadow:
 
     def _count(self, effects_of_active: dict[str, Any], effects_of_shadow: dict[str, Any]) -> tuple[str, ...]:
         """Points at which the two differ; one that only one of them was asked is no difference of its own."""
-        tally = self._tally
+        tally = self.tally
         differs = []
         for point, effect in effects_of_active.items():
             if point in effects_of_shadow:
@@ -149,12 +148,12 @@ class Shadow:
         return msgspec.structs.replace(request, class_name=chosen.name)
 
     def _note_error(self, text: str) -> None:
-        errors = self._tally.errors
+        errors = self.tally.errors
         text = text[:ERROR_CHARS]
         errors[text if text in errors or len(errors) < ERRORS_KEPT else "others"] += 1
 
     def _note_time(self, spent_ns: int) -> None:
-        tally = self._tally
+        tally = self.tally
         if spent_ns > SLOW_NS:
             tally.slow += 1
             if tally.slow >= SLOW_ANSWERS_MAX:
