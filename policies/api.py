@@ -1,9 +1,10 @@
 """The public, versioned surface for policies written in Python.
 
-A package registers a subclass of `BasePolicy` under the entry point group `muxk.policies`; docs/python-policies.md
-is the guide. What this module exports keeps its meaning as long as API_VERSION stays: fields may be added to
-views and answers, always with a default, and nothing is renamed, removed or reordered. A change that breaks
-a policy raises API_VERSION, and muxk then refuses what was written for another version, with a clear message.
+A package registers a subclass of `BasePolicy` under the entry point group `muxk.policies`; the guide is
+docs/python-policies.md. What this module exports keeps its meaning as long as API_VERSION stays: fields may
+be added to views and answers, always with a default, and nothing is renamed, removed or reordered. A change
+that breaks a policy raises API_VERSION, and muxk then refuses what was written for another version, with a
+clear message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, ClassVar, Protocol
 
 from msgspec.structs import replace
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
@@ -69,6 +72,7 @@ __all__ = [
     "Split",
     "VictimAnswer",
     "View",
+    "YamlPolicy",
     "replace",
 ]
 
@@ -77,7 +81,6 @@ API_VERSION = 1
 ENTRY_POINT_GROUP = "muxk.policies"
 
 
-@runtime_checkable
 class PolicyProvider(Protocol):
     """What an entry point names: a subclass of `BasePolicy`, or anything else of this shape."""
 
@@ -91,6 +94,26 @@ class PolicyProvider(Protocol):
         Raises:
             PolicyError: a setting is wrong.
         """
+
+
+@dataclass(frozen=True)
+class YamlPolicy:
+    """A policy file of a package, as a provider: how a package ships YAML under a name."""
+
+    package: str
+    file: str
+    """Its name in the package."""
+    api_version: int = field(kw_only=True)
+    """The API_VERSION that it was written for."""
+
+    def __call__(self, settings: Mapping[str, str], /) -> CompiledPolicy:
+        """Compile the file.
+
+        Raises:
+            PolicyError: it or a setting is wrong.
+        """
+        text = resources.files(self.package).joinpath(self.file).read_text(encoding="utf-8")
+        return compile_policy(text, self.file, settings)
 
 
 class BasePolicy:
@@ -180,7 +203,7 @@ class BasePolicy:
         return self.base.form(view)
 
     def decide(self, view: View) -> Decision:
-        """Split, preemption and the next slice; `replace(super().decide(view), layers=2)` changes one part."""
+        """Split, preemption and the next slice; `replace(super().decide(view), layers=2)` changes one."""
         return self.base.decide(view)
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
