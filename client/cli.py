@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from muxk.client import cli_admin, cli_bench, cli_policy, cli_run, cli_state, cli_talk
+from muxk.client import cli_admin, cli_bench, cli_policies, cli_policy, cli_run, cli_state, cli_talk
 
 
 def build_app() -> typer.Typer:
@@ -19,6 +19,7 @@ def build_app() -> typer.Typer:
     )
     policy = typer.Typer(help="Work with the policy of a running server.", no_args_is_help=True)
     policy.command("swap")(cli_policy.swap)
+    policy.command("list")(cli_policies.list_policies)
     app.command("run")(cli_run.run)
     app.command("submit")(cli_talk.submit)
     app.command("chat")(cli_talk.chat)
