@@ -113,6 +113,8 @@ class SwapPolicy(Command, frozen=True):
     settings: dict[str, str] = {}
     """Values of the policy's params, as `--set` gives them."""
     ticket: int = 0
+    plugin: str = ""
+    """Name of a policy that is installed where the server runs, in place of `source`, which is empty then."""
 
 
 class AbortAny(Command, frozen=True):

@@ -41,8 +41,9 @@ from muxk.kernel.ingress import CanNotListen, Ingress
 from muxk.kernel.policy import Policy, PolicyBook
 from muxk.kernel.realtime import RealtimeRuntime
 from muxk.kernel.trace import Trace
-from muxk.policies.engine import compile_policy, load_policy
+from muxk.policies.engine import compile_policy
 from muxk.policies.problems import PolicyError
+from muxk.policies.registry import open_policy
 from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
@@ -59,7 +60,7 @@ class ServeOptions:
     """What `muxk run` is told."""
 
     policy: str
-    """A path, or the name of a shipped policy."""
+    """A path, or the name of a policy that ships or is installed."""
     settings: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
     """`auto`, `cpu`, `cpu:N` for N cores, `sim` or `sim:N` for a simulated device of N units."""
@@ -190,7 +191,7 @@ def _allow_many_connections() -> None:
 
 def _load_policy(options: ServeOptions) -> Policy:
     try:
-        return load_policy(options.policy, options.settings)
+        return open_policy(options.policy, options.settings)
     except PolicyError as error:
         raise StartupError(str(error)) from error
 
