@@ -223,7 +223,7 @@ def shipped_policies() -> tuple[str, ...]:
     """Names of the policies that come with muxk."""
     files = resources.files("muxk.policies").iterdir()
     names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-    return tuple(name for name in names if name != DEFAULTS)
+    return tuple(name for name in names if name != DEFAULTS and not name.endswith(".test"))
 
 
 def _shipped_text(name: str) -> str:
