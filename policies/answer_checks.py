@@ -60,6 +60,15 @@ def in_words(error: BaseException) -> str:
     return f"{name}: {first}" if first else name
 
 
+def described(policy: Any, attribute: str) -> str:
+    """What a policy says of itself for people, on one line."""
+    try:
+        value = getattr(policy, attribute, "")
+    except (Exception, SystemExit):
+        value = ""
+    return printable(" ".join(value.split()), ERROR_CHARS_MAX) if isinstance(value, str) else ""
+
+
 def printable(text: str, most: int) -> str:
     """At most so many characters of a text, with none that a terminal or a log would act on."""
     return "".join(character if character.isprintable() else " " for character in text[:most]).strip()

@@ -32,6 +32,7 @@ from muxk.policies.answer_checks import (
     BoundedTexts,
     WrongAnswer,
     boolean,
+    described,
     in_words,
     limits,
     names,
@@ -43,6 +44,7 @@ from muxk.policies.answer_checks import (
     whole_number,
 )
 from muxk.policies.answers import LARGEST_COUNT, MAX_REASON
+from muxk.policies.api import API_VERSION
 from muxk.policies.units import LONGEST_NS
 
 LABELS_MAX = 64
@@ -65,12 +67,16 @@ A = TypeVar("A", AdmitAnswer, ClassAnswer, Decision, FormAnswer, OrderAnswer, Re
 class GuardedPolicy:
     """Implements `muxk.kernel.policy.Policy` around one that is not to be relied on."""
 
-    def __init__(self, policy: Policy, fallback: Policy, name: str, sha: str) -> None:
+    api_version = f"python/{API_VERSION}"
+    """Of what it is written in, as YAML policies have one."""
+
+    def __init__(self, policy: Policy, fallback: Policy, name: str, sha: str, *, version: str = "") -> None:
         """Read once what a policy says about itself.
 
         Args:
             fallback: answers where `policy` does not.
             sha: identity of code, version and settings.
+            version: for a policy that names none.
 
         Raises:
             WrongAnswer: it says something senseless, or its properties raise.
@@ -81,6 +87,8 @@ class GuardedPolicy:
         self._errors = BoundedTexts(ERRORS_MAX, f"{name}: errors with other texts")
         self.name = name
         self.sha = sha
+        self.version = described(policy, "version") or version
+        self.description = described(policy, "description")
         try:
             self.limits = limits(policy.limits)
             self.tbt_slo_ns = whole_number(policy.tbt_slo_ns, 1, LONGEST_NS, "tbt_slo_ns")
@@ -92,11 +100,6 @@ class GuardedPolicy:
             raise
         except (Exception, SystemExit) as error:
             raise WrongAnswer(in_words(error)) from error
-
-    @property
-    def unguarded(self) -> Policy:
-        """The policy as its author wrote it."""
-        return self._policy
 
     def classify(self, request: RequestView) -> ClassAnswer:
         """The class of a request; the last one when there is no sensible answer."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from muxk.kernel.policy import Policy
 from muxk.policies import shipped
-from muxk.policies.answer_checks import WrongAnswer, in_words
+from muxk.policies.answer_checks import WrongAnswer, described, in_words
 from muxk.policies.api import API_VERSION, ENTRY_POINT_GROUP, BasePolicy, YamlPolicy
 from muxk.policies.engine import CompiledPolicy, compile_policy, load_policy, shipped_policies
 from muxk.policies.guarded import GuardedPolicy
@@ -213,7 +213,8 @@ def _has(policy: Any, attribute: str) -> bool:
 def _guarded(one: Installed, policy: Any, settings: Mapping[str, str]) -> GuardedPolicy:
     fallback = policy.base if isinstance(policy, BasePolicy) else compile_policy(_DEFAULTS)
     try:
-        return GuardedPolicy(policy, fallback, one.name, _sha(one, policy, settings))
+        sha = _sha(one, policy, settings)
+        return GuardedPolicy(policy, fallback, one.name, sha, version=one.version)
     except WrongAnswer as error:
         raise PluginError(str(one), str(error)) from error
 
@@ -254,11 +255,5 @@ def _listing(one: Installed, known: tuple[Installed, ...]) -> Listing:
         policy = _build(one, {})
     except PolicyError as error:
         return Listing(one.name, one.origin, "", "", "", str(error))
-    described = policy.unguarded if isinstance(policy, GuardedPolicy) else policy
-    version = _text(described, "version") or one.version
-    return Listing(one.name, one.origin, version, _text(described, "description"), policy.sha, "")
-
-
-def _text(policy: Any, attribute: str) -> str:
-    value = getattr(policy, attribute, "")
-    return " ".join(value.split()) if isinstance(value, str) else ""
+    version = described(policy, "version") or one.version
+    return Listing(one.name, one.origin, version, described(policy, "description"), policy.sha, "")
