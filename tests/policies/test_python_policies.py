@@ -231,3 +231,13 @@ def test_every_exported_name_is_there_and_public_views_keep_their_order() -> Non
     }
     for name, promised in fields.items():
         assert getattr(api, name).__struct_fields__[: len(promised)] == promised
+
+
+def test_the_class_of_the_guide_is_a_policy(installed: Install, make_request: Any) -> None:
+    guide = (ROOT / "docs/python-policies.md").read_text("utf-8")
+    [text] = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    installed("guide", {"longest-first": "guide:LongestFirst"}, guide=text)
+    policy = open_policy("longest-first", {"least": "100"})
+    waiting = [make_request(prompt_tokens=tokens) for tokens in (99, 100, 300, 1)]
+    assert policy.order(waiting, 0, {}).order == (2, 1, 0, 3)
+    assert policy.tbt_slo_ns == 50_000_000
