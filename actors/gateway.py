@@ -9,18 +9,24 @@ peer that is gone, or does not read, has its requests aborted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_admin import GatewayAdmin
+from muxk.actors.gateway_explain import GatewayExplain
+from muxk.actors.gateway_policy import GatewayPolicy, Notice
 from muxk.actors.gateway_requests import encode_request, lost_ends, slow_reader
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
 from muxk.actors.messages import (
     AbortRequest,
     EstimatorReady,
+    ExplanationMade,
     KeepAlive,
     PolicyCompiled,
+    PolicyFileRead,
+    PolicyFileUnreadable,
     RequestAborted,
     RequestAccepted,
     RequestFailed,
@@ -38,6 +44,7 @@ from muxk.kernel.messages import (
     LaneStuck,
     PeerGone,
     PeerSlow,
+    RequestsReported,
     SendFrame,
     StateReported,
 )
@@ -51,6 +58,10 @@ UNREAD_CHARS_MAX = 1 << 26
 memory together."""
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
+
+
+def _tell_nobody(text: str) -> None:
+    """Where nobody wants to hear of policy files."""
 
 
 class _NamedCommand(msgspec.Struct, tag_field="type", tag="Submit"):
@@ -71,7 +82,9 @@ class Gateway(Actor):
         book: PolicyBook,
         compile_policy: Compile,
         on_ready: Callable[[], None],
+        notice: Notice = _tell_nobody,
     ) -> None:
+        """`notice` tells whoever started the server of policy files that were read again."""
         self._refs = refs
         self._options = options
         self._on_ready = on_ready
@@ -80,10 +93,15 @@ class Gateway(Actor):
         self._frames = msgspec.msgpack.Decoder(wire.Frame)
         self._named = msgspec.msgpack.Decoder(_NamedCommand)
         self._encoder = msgspec.msgpack.Encoder()
-        self.state = GatewayState(policy_name=options.policy_name, policy_sha=options.policy_sha)
-        self._admin = GatewayAdmin(self, refs, options, self.state, book, compile_policy)
+        self._journal = book.journal
+        self.state = GatewayState(policy=options.policy)
+        self._policy = GatewayPolicy(self, refs, options.settings, self.state, book, compile_policy, notice)
+        self._admin = GatewayAdmin(self, refs, options, self.state, self._policy)
+        self._explain = GatewayExplain(self, refs, self.state, book)
 
     def started(self) -> None:
+        self._journal.zero_ns = self.now_ns()
+        self.state.policy = replace(self.state.policy, since_ns=self.now_ns())
         self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
 
     # --- frames from clients ---
@@ -101,7 +119,9 @@ class Gateway(Actor):
                 self._abort_named(message.peer, command.request_id)
             case wire.GetState():
                 self._admin.collect_state(message.peer, command.ticket)
-            case wire.SwapPolicy() | wire.AbortAny() | wire.Drain():
+            case wire.Explain():
+                self._explain.ask(message.peer, command)
+            case wire.SwapPolicy() | wire.SetShadow() | wire.AbortAny() | wire.Drain():
                 self._admin.command(message.peer, command)
             case wire.Hello():
                 self._hello(message.peer, command)
@@ -130,7 +150,7 @@ class Gateway(Actor):
             version=wire.PROTOCOL_VERSION,
             model=options.model,
             device=options.device,
-            policy=self.state.policy_name,
+            policy=self.state.policy.name,
             max_context_tokens=options.max_context_tokens,
             vocabulary_size=options.vocabulary_size,
         )
@@ -199,6 +219,7 @@ class Gateway(Actor):
             return
         request = choice.request
         request.prompt_tokens = message.prompt_tokens
+        request.class_name = message.request_class
         request.accepted += 1
         self.state.prompt_was_read(request)
         if not request.ended and request.accepted == len(request.choices):
@@ -311,7 +332,19 @@ class Gateway(Actor):
     # --- policy, state, drain ---
 
     def on_policy_compiled(self, message: PolicyCompiled) -> None:
-        self._admin.policy_compiled(message)
+        self._policy.compiled(message)
+
+    def on_policy_file_read(self, message: PolicyFileRead) -> None:
+        self._policy.file_read(message)
+
+    def on_policy_file_unreadable(self, message: PolicyFileUnreadable) -> None:
+        self._policy.file_unreadable(message)
+
+    def on_requests_reported(self, message: RequestsReported) -> None:
+        self._explain.reported(message)
+
+    def on_explanation_made(self, message: ExplanationMade) -> None:
+        self._explain.made(message)
 
     def on_state_reported(self, message: StateReported) -> None:
         self._admin.state_reported(message)
@@ -324,6 +357,7 @@ class Gateway(Actor):
         """The others were rebuilt and know none of the live requests any more."""
         state = self.state
         self._admin.actors_were_rebuilt()
+        self._explain.actors_were_rebuilt()
         state.ready = False
         state.stuck_lanes.clear()
         reason = f"{message.actor} failed and was restarted: {message.reason}"
@@ -334,7 +368,7 @@ class Gateway(Actor):
             self.tell(request.peer, wire.Failed(request.name, "engine_failed", reason))
             state.end_for_client(request)
         self._stop_if_drained()
-        self._admin.announce_policy()
+        self._policy.announce()
 
     def draining(self) -> None:
         if self.state.draining:

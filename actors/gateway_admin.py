@@ -1,4 +1,4 @@
-"""What the gateway does for operators: policy swaps, state, aborting the requests of others, draining.
+"""What the gateway does for operators: state, aborting the requests of others, draining.
 
 A plain helper that the gateway owns, on the gateway's own `GatewayState`. Only peers of the admin front may
 change anything here; anybody may ask for the state.
@@ -6,47 +6,25 @@ change anything here; anybody may ask for the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from muxk.actors import protocol as wire
-from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, StateCollection, cut
-from muxk.actors.messages import PolicyCompiled
-from muxk.actors.policy_compiler import Compile, compiler
+from muxk.actors.gateway_owner import Owner
+from muxk.actors.gateway_policy import GatewayPolicy
+from muxk.actors.gateway_state import GatewayOptions, GatewayState, StateCollection
 from muxk.actors.refs import Refs
-from muxk.kernel.actor import Message
 from muxk.kernel.fronts import Front, front_of
-from muxk.kernel.messages import PolicyChanged, ReportState, StateReported
-from muxk.kernel.policy import PolicyBook
+from muxk.kernel.messages import ReportState, StateReported
 
 STATE_REQUESTS_MAX = 64
 """Bound on state requests that wait for the actors' answers."""
-SWAPS_MAX = 8
-"""Bound on policies that wait to be compiled."""
-REPORT_CHARS_MAX = 20_000
-FILENAME_CHARS_MAX = 1024
 REPORTING_ACTORS = 7
 ADMIN_ONLY = (
     "is an admin command: send it to the admin socket, which is an ipc file beside the server's own "
     "socket, or in its run directory when it listens on tcp"
 )
 
-AdminCommand = wire.SwapPolicy | wire.AbortAny | wire.Drain
-
-
-class Owner(Protocol):
-    """The gateway, as far as it is needed here."""
-
-    def send(self, ref: Any, message: Any) -> None: ...
-
-    def offload(self, function: Callable[[], Message], size: int) -> None: ...
-
-    def draining(self) -> None: ...
-
-    def abort_for_client(self, request: Live) -> None:
-        """End a live request: its client gets the terminal event."""
-
-    def tell(self, peer: bytes, *events: Any) -> None: ...
+AdminCommand = wire.SwapPolicy | wire.SetShadow | wire.AbortAny | wire.Drain
 
 
 class GatewayAdmin:
@@ -58,15 +36,13 @@ class GatewayAdmin:
         refs: Refs,
         options: GatewayOptions,
         state: GatewayState,
-        book: PolicyBook,
-        compile_policy: Compile,
+        policy: GatewayPolicy,
     ) -> None:
         self._owner = owner
         self._refs = refs
         self._options = options
         self._state = state
-        self._book = book
-        self._compile = compile_policy
+        self._policy = policy
 
     def command(self, peer: bytes, command: AdminCommand) -> None:
         """Do it, or say where to send it."""
@@ -75,7 +51,9 @@ class GatewayAdmin:
             return
         match command:
             case wire.SwapPolicy():
-                self._swap(peer, command)
+                self._policy.swap(peer, command)
+            case wire.SetShadow():
+                self._policy.set_shadow(peer, command)
             case wire.AbortAny():
                 self._abort_any(peer, command)
             case wire.Drain():
@@ -86,6 +64,8 @@ class GatewayAdmin:
         reason = f"{type(command).__name__} {ADMIN_ONLY}"
         if isinstance(command, wire.SwapPolicy):
             self._owner.tell(peer, wire.PolicySwapped(command.ticket, False, "", "", reason))
+        elif isinstance(command, wire.SetShadow):
+            self._owner.tell(peer, wire.ShadowSet(command.ticket, False, "", "", reason))
         else:
             self._owner.tell(peer, wire.ProtocolError(reason))
 
@@ -102,42 +82,6 @@ class GatewayAdmin:
         for request in chosen:
             self._owner.abort_for_client(request)
         self._owner.tell(peer, wire.AbortedAny(command.ticket, len(chosen)))
-
-    def _swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
-        state = self._state
-        report = ""
-        if len(state.swaps) >= SWAPS_MAX:
-            report = f"{SWAPS_MAX} policies are being compiled already"
-        elif len(command.filename) > FILENAME_CHARS_MAX:
-            report = (
-                f"filename has {len(command.filename)} characters; at most {FILENAME_CHARS_MAX} are allowed"
-            )
-        if report:
-            self._owner.tell(peer, wire.PolicySwapped(command.ticket, False, "", "", report))
-            return
-        ticket = state.next_ticket()
-        state.swaps[ticket] = (peer, command.ticket)
-        function = compiler(self._compile, self._book, command, ticket)
-        self._owner.offload(function, size=len(command.source))
-
-    def policy_compiled(self, message: PolicyCompiled) -> None:
-        """The policy of a swap is ready, or refused."""
-        waiting = self._state.swaps.pop(message.ticket, None)
-        accepted = bool(message.sha)
-        if accepted:
-            self._state.policy_name, self._state.policy_sha = message.name, message.sha
-            self.announce_policy()
-        if waiting is not None:
-            peer, ticket = waiting
-            report = cut(message.report, REPORT_CHARS_MAX)
-            self._owner.tell(peer, wire.PolicySwapped(ticket, accepted, message.name, message.sha, report))
-
-    def announce_policy(self) -> None:
-        """Have the actors use the policy that is in force."""
-        changed = PolicyChanged(self._state.policy_sha)
-        self._owner.send(self._refs.arbiter, changed)
-        self._owner.send(self._refs.admission, changed)
-        self._owner.send(self._refs.decode, changed)
 
     def collect_state(self, peer: bytes, ticket: int) -> None:
         """Ask every actor; `state_reported` answers when the last one has."""
@@ -177,6 +121,7 @@ class GatewayAdmin:
 
     def server_state(self) -> dict[str, Any]:
         """The entry `server` of the state."""
-        shown = self._state.describe()
+        shown = self._state.describe(self._owner.now_ns())
+        shown.update(self._policy.describe())
         shown.update(model=self._options.model, device=self._options.device)
         return shown

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
@@ -20,14 +22,61 @@ def cut(text: str, length: int = ERROR_CHARS_MAX) -> str:
     return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyInForce:
+    """What people want to know of the policy that decides."""
+
+    name: str
+    sha: str
+    version: str = ""
+    """As its author numbers it."""
+    api_version: str = ""
+    """Of the language; empty for a policy in Python."""
+    source: str = ""
+    """Where it was loaded from."""
+    generation: int = 0
+    """How many swaps there were before."""
+    since_ns: int = 0
+
+    def describe(self, now_ns: int) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "policy": self.name,
+            "policy_version": self.version or "none",
+            "policy_sha": self.sha,
+            "policy_api": self.api_version or "python",
+            "policy_generation": self.generation,
+            "policy_from": self.source or "the start",
+            "policy_for_s": round((now_ns - self.since_ns) / 1e9, 3),
+        }
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A policy that was refused while the server ran."""
+
+    at_ns: int
+    source: str
+    report: str
+
+    def describe(self, now_ns: int) -> dict[str, Any]:
+        head = "\n".join(self.report.splitlines()[:REFUSAL_LINES])
+        ago_s = round((now_ns - self.at_ns) / 1e9, 3)
+        return {"from": self.source, "ago_s": ago_s, "report": cut(head)}
+
+
+REFUSAL_LINES = 4
+
+
 @dataclass(frozen=True)
 class GatewayOptions:
     """What the gateway tells clients about the server."""
 
     model: str
     device: str
-    policy_name: str
-    policy_sha: str
+    policy: PolicyInForce
+    settings: Mapping[str, str]
+    """Of the policy's params, for files that are read again."""
     vocabulary_size: int
     max_context_tokens: int
     seed: int
@@ -49,6 +98,8 @@ class Live:
     """Choices that wait for prefill, or have done so."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    class_name: str = ""
+    """The class that the policy put it in, once it did."""
     ended: bool = False
     """The client has its terminal event, or is gone."""
 
@@ -111,10 +162,33 @@ class StateCollection:
     parts: dict[str, Any]
 
 
+class SwapKind(StrEnum):
+    """Why a policy is compiled."""
+
+    COMMAND = "command"
+    FILE = "file"
+    SHADOW = "shadow"
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A policy that is being compiled, and who waits for it."""
+
+    kind: SwapKind
+    source: str
+    """Where it comes from."""
+    peer: bytes = b""
+    """Nobody's, of a file."""
+    ticket: int = 0
+
+
+ENDED_KEPT = 1024
+"""Requests that have ended and can still be asked about."""
+
+
 @dataclass
 class GatewayState:
-    policy_name: str
-    policy_sha: str
+    policy: PolicyInForce
     live: dict[int, Choice] = field(default_factory=dict)
     """By internal id: what some actor still works on."""
     names: dict[bytes, dict[str, Live]] = field(default_factory=dict)
@@ -124,7 +198,10 @@ class GatewayState:
     owed: dict[bytes, dict[str, wire.Finished | wire.Failed]] = field(default_factory=dict)
     """Terminal events that a peer did not take because it does not read, by peer and name. Each is sent
     again, and comes back here when that frame is not taken either."""
-    swaps: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    swaps: dict[int, Swap] = field(default_factory=dict)
+    last_refused: Refusal | None = None
+    """Until a policy is accepted."""
+    ended: deque[Live] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
     collections: dict[int, StateCollection] = field(default_factory=dict)
     latency: LatencyWindow = field(default_factory=LatencyWindow)
     unread_chars: int = 0
@@ -172,6 +249,7 @@ class GatewayState:
         if request.ended:
             return
         request.ended = True
+        self.ended.append(request)
         self.prompt_was_read(request)
         names = self.names[request.peer]
         del names[request.name]
@@ -212,10 +290,11 @@ class GatewayState:
         text = f"{server_seed}/{self.seeds_drawn}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
-    def describe(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "policy": self.policy_name,
-            "policy_sha": self.policy_sha,
+    def describe(self, now_ns: int) -> dict[str, Any]:
+        shown = self.policy.describe(now_ns)
+        if self.last_refused is not None:
+            shown["policy_last_refused"] = self.last_refused.describe(now_ns)
+        shown |= {
             "ready": self.ready and not self.stuck_lanes,
             "stuck_lanes": dict(self.stuck_lanes),
             "draining": self.draining,

@@ -1,27 +1,32 @@
-"""Compiling a policy that a client sent, on the runtime's thread: a large one must not hold up tokens."""
+"""Compiling a policy while the server runs, on the runtime's thread: a large one must not hold up tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from muxk.actors import protocol as wire
 from muxk.actors.messages import PolicyCompiled
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import Policy, PolicyBook, PolicyText
 
 Compile = Callable[[str, str, Mapping[str, str]], Policy]
 """(text, file name, settings) -> policy; raises an exception whose text is a report for the user."""
 
 
 def compiler(
-    compile_policy: Compile, book: PolicyBook, command: wire.SwapPolicy, ticket: int
+    compile_policy: Compile, book: PolicyBook, text: PolicyText, ticket: int
 ) -> Callable[[], PolicyCompiled]:
     """A function for the runtime's thread; it adds what it compiled to the book."""
 
     def run() -> PolicyCompiled:
         try:
-            policy = compile_policy(command.source, command.filename, command.settings)
+            policy = compile_policy(text.source, text.filename, text.settings)
         except Exception as error:  # whatever is wrong with it, the old policy goes on
-            return PolicyCompiled(ticket, "", "", str(error))
-        return PolicyCompiled(ticket, book.add(policy), policy.name, "")
+            return PolicyCompiled(ticket, "", "", str(error) or type(error).__name__)
+        version, api_version = versions(policy)
+        return PolicyCompiled(ticket, book.add(policy, text), policy.name, "", version, api_version)
 
     return run
+
+
+def versions(policy: Policy) -> tuple[str, str]:
+    """What its author numbers it, and the language it is written in; both empty where there are none."""
+    return str(getattr(policy, "version", "")), str(getattr(policy, "api_version", ""))

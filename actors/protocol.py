@@ -10,9 +10,10 @@ The readable description, with an example exchange, is in `client/protocol.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from muxk.policies.explanation import Explanation
 
 PROTOCOL_VERSION = 1
 
@@ -115,6 +116,35 @@ class SwapPolicy(Command, frozen=True):
     ticket: int = 0
     plugin: str = ""
     """Name of a policy that is installed where the server runs, in place of `source`, which is empty then."""
+
+
+class SetShadow(Command, frozen=True):
+    """Admin: ask another policy too, which never acts; answered by `ShadowSet`."""
+
+    source: str | None
+    """The YAML text; None ends the shadow."""
+    filename: str = "<client>"
+    settings: dict[str, str] = {}
+    ticket: int = 0
+
+
+class Explain(Command, frozen=True):
+    """Ask why requests wait and what the policy decided; answered by `Explained`.
+
+    On the clients' socket only `requests` and `request`, and only about requests of this connection, for
+    decisions show what others asked for. The admin socket knows of all.
+    """
+
+    about: Literal["requests", "request", "moment", "latest", "differences"] = "requests"
+    """All live requests; one request and the decisions that touched it; decisions around a moment; the last
+    ones; the last ones in which the shadow policy differed."""
+    request_id: str = ""
+    """For `request`: as its client named it."""
+    at: float = 0.0
+    """For `moment`: seconds since the server started."""
+    count: int = 20
+    """Decisions that are told at most."""
+    ticket: int = 0
 
 
 class AbortAny(Command, frozen=True):
@@ -244,6 +274,54 @@ class PolicySwapped(Event, frozen=True):
     report: str
 
 
+class ShadowSet(Event, frozen=True):
+    """The outcome of `SetShadow`; `name` and `sha` are empty when there is no shadow now."""
+
+    ticket: int
+    accepted: bool
+    name: str
+    sha: str
+    report: str
+
+
+class ExplainedRequest(msgspec.Struct, frozen=True):
+    """Where one choice of a request is, and why."""
+
+    request_id: str
+    choice: int
+    client: str
+    """Short for the connection it came by."""
+    where: str
+    """The actor that knows best; empty while it is on its way between two."""
+    code: str
+    """Of the closed set of `kernel/statuses.py`; `moving` while it is on its way, `ended` after its end."""
+    detail: str
+    rule: str | None
+    """`point/rule` of the rule that decided it, if one did."""
+    request_class: str
+    waited: float
+    """Seconds since it arrived."""
+    tokens: int
+    """That it got so far."""
+
+
+class Explained(Event, frozen=True):
+    """The answer to `Explain`."""
+
+    ticket: int
+    error: str = ""
+    """Why there is no answer, or empty."""
+    now: float = 0.0
+    """Seconds since the server started."""
+    live: int = 0
+    """Choices of requests that are live; not all are in `requests` when there are very many."""
+    requests: tuple[ExplainedRequest, ...] = ()
+    decisions: tuple[Explanation, ...] = ()
+    """In the order of time."""
+    left_out: int = 0
+    """Decisions that were asked for and do not fit into a frame."""
+
+
 class AbortedAny(Event, frozen=True):
     """The outcome of `AbortAny`: how many requests it ended."""
 
@@ -275,6 +353,8 @@ class Frame(msgspec.Struct, frozen=True):
         | DuplicateRequest
         | State
         | PolicySwapped
+        | ShadowSet
+        | Explained
         | AbortedAny
         | ProtocolError
         | Draining,
@@ -282,4 +362,4 @@ class Frame(msgspec.Struct, frozen=True):
     ]
 
 
-AnyCommand = Hello | Submit | Abort | GetState | SwapPolicy | AbortAny | Drain
+AnyCommand = Hello | Submit | Abort | GetState | Explain | SwapPolicy | SetShadow | AbortAny | Drain

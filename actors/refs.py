@@ -20,8 +20,12 @@ GatewayInbox = (
     | m.RequestAborted
     | m.EstimatorReady
     | m.PolicyCompiled
+    | m.PolicyFileRead
+    | m.PolicyFileUnreadable
+    | m.ExplanationMade
     | m.KeepAlive
     | k.StateReported
+    | k.RequestsReported
     | k.LaneStuck
     | k.LaneMoved
     | k.EngineFailed

@@ -22,9 +22,10 @@ from muxk.actors.decode import Decode
 from muxk.actors.endpoints import check_endpoint, load_server_keys
 from muxk.actors.estimator import Estimator
 from muxk.actors.gateway import Gateway
-from muxk.actors.gateway_state import GatewayOptions
+from muxk.actors.gateway_policy import Notice
+from muxk.actors.gateway_state import GatewayOptions, PolicyInForce
 from muxk.actors.kv_pool import KvPool
-from muxk.actors.policy_compiler import Compile
+from muxk.actors.policy_compiler import Compile, versions
 from muxk.actors.prefill import Prefill
 from muxk.actors.refs import Refs
 from muxk.actors.rundir import (
@@ -38,7 +39,7 @@ from muxk.actors.tokenizer import TokenizerActor
 from muxk.kernel.actor import ActorSpec
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.ingress import CanNotListen, Ingress
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import Policy, PolicyBook, PolicyText
 from muxk.kernel.realtime import RealtimeRuntime
 from muxk.kernel.trace import Trace
 from muxk.policies.engine import compile_policy
@@ -88,20 +89,27 @@ def build_specs(
     calibrate: bool = True,
     max_queue: int | None = None,
     compile_swapped: Compile = compile_policy,
+    book: PolicyBook | None = None,
+    text: PolicyText | None = None,
+    notice: Notice = lambda text: None,
 ) -> list[ActorSpec]:
     """The actors of one server over one device, in the order in which they start.
 
-    `compile_swapped` compiles the policies that replace the first one.
+    Args:
+        compile_swapped: compiles the policies that replace the first one.
+        book: an empty one, with the journal that is to be used.
+        text: what the policy was compiled from; its settings hold for files that are read again.
+        notice: is told of policy files that were read again.
     """
     refs = Refs()
-    book = PolicyBook()
-    sha = book.add(policy)
+    book = book or PolicyBook()
+    sha = book.add(policy, text)
     device = backend.device
     options = GatewayOptions(
         model=backend.model,
         device=device.name,
-        policy_name=policy.name,
-        policy_sha=sha,
+        policy=PolicyInForce(policy.name, sha, *versions(policy), source=text.filename if text else ""),
+        settings=text.settings if text else {},
         vocabulary_size=backend.tokenizer.vocabulary_size,
         max_context_tokens=backend.max_context_tokens,
         seed=seed,
@@ -121,7 +129,7 @@ def build_specs(
     return [
         ActorSpec(
             "gateway",
-            partial(Gateway, refs, options, book, compile_swapped, on_ready),
+            partial(Gateway, refs, options, book, compile_swapped, on_ready, notice),
             Gateway,
             permanent=True,
         ),

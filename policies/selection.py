@@ -18,7 +18,7 @@ def latest(records: Sequence[Record], count: int) -> list[Record]:
 
 
 def around(records: Sequence[Record], at_ns: int, count: int) -> list[Record]:
-    """Those nearest to a moment, in the order of time; a run of equal decisions that spans it counts as there."""
+    """Those nearest to a moment, in the order of time; a run of equal decisions may span it."""
     nearest = sorted(records, key=lambda record: _distance_ns(record, at_ns))[:count]
     return sorted(nearest, key=lambda record: record.at_ns)
 
@@ -63,7 +63,7 @@ def _request_of(record: Record, wanted: frozenset[int]) -> RequestView | None:
 def _led_batches(records: Sequence[Record], wanted: frozenset[int]) -> list[int]:
     """Arrivals of the oldest requests of the batches that took a request: views name a batch by that.
 
-    Admission asks `order`, then `form` at the same moment, and takes the first of the queue as far as they fit.
+    Admission asks `order`, then `form` at the same moment, and takes the first ones that fit.
     """
     found = []
     ordered: Record | None = None

@@ -76,7 +76,7 @@ def test_three_hundred_swaps_leave_a_bounded_book_and_the_counters_of_the_last()
     assert sum(answer.accepted for answer in swaps(server)) == 300
     gateway = server.runtime.actor("gateway")
     assert isinstance(gateway, Gateway)
-    assert len(gateway._admin._book._policies) <= BOOK_POLICIES + 1
+    assert len(gateway._policy._book._policies) <= BOOK_POLICIES + 1
     rules = [name for name in server.describe("arbiter")["counts"] if name.startswith("split/")]
     assert rules == ["split/rule-299"]
     assert server.describe("arbiter")["counts"]["policy swaps"] == 300

@@ -1,0 +1,26 @@
+"""What the gateway's helpers need of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from muxk.actors.gateway_state import Live
+from muxk.kernel.actor import Message
+
+
+class Owner(Protocol):
+    """The gateway."""
+
+    def now_ns(self) -> int: ...
+
+    def send(self, ref: Any, message: Any) -> None: ...
+
+    def offload(self, function: Callable[[], Message], size: int) -> None: ...
+
+    def draining(self) -> None: ...
+
+    def abort_for_client(self, request: Live) -> None:
+        """End a live request: its client gets the terminal event."""
+
+    def tell(self, peer: bytes, *events: Any) -> None: ...

@@ -1,0 +1,159 @@
+"""What the gateway does about policies: swaps by command and by file, and the shadow policy.
+
+A plain helper that the gateway owns, on the gateway's own `GatewayState`. A policy is compiled on a thread of
+the runtime; one with a mistake changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from muxk.actors import protocol as wire
+from muxk.actors.gateway_owner import Owner
+from muxk.actors.gateway_state import GatewayState, PolicyInForce, Refusal, Swap, SwapKind, cut
+from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
+from muxk.actors.policy_compiler import Compile, compiler
+from muxk.actors.refs import Refs
+from muxk.kernel.messages import PolicyChanged
+from muxk.kernel.policy import PolicyBook, PolicyText
+from muxk.kernel.shadow import ShadowTally
+
+SWAPS_MAX = 8
+"""Bound on policies that wait to be compiled."""
+REPORT_CHARS_MAX = 20_000
+FILENAME_CHARS_MAX = 1024
+
+Notice = Callable[[str], None]
+"""Told to whoever started the server: files that were read again."""
+
+
+class GatewayPolicy:
+    """One a gateway."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        refs: Refs,
+        settings: Mapping[str, str],
+        state: GatewayState,
+        book: PolicyBook,
+        compile_policy: Compile,
+        notice: Notice,
+    ) -> None:
+        self._owner = owner
+        self._refs = refs
+        self._settings = settings
+        self._state = state
+        self._book = book
+        self._compile = compile_policy
+        self._notice = notice
+
+    # --- what may change the policy ---
+
+    def swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
+        """A policy that an operator sent."""
+        swap = Swap(SwapKind.COMMAND, command.filename, peer, command.ticket)
+        if report := self._too_much(command.filename):
+            self._answer(swap, PolicyCompiled(0, "", "", report))
+            return
+        self._start(swap, PolicyText(command.source, command.filename, command.settings))
+
+    def set_shadow(self, peer: bytes, command: wire.SetShadow) -> None:
+        """A policy that is to be asked too, or the end of that."""
+        swap = Swap(SwapKind.SHADOW, command.filename, peer, command.ticket)
+        if command.source is None:
+            self._book.shadow = None
+            self._answer(swap, PolicyCompiled(0, "", "", ""))
+        elif report := self._too_much(command.filename):
+            self._answer(swap, PolicyCompiled(0, "", "", report))
+        else:
+            self._start(swap, PolicyText(command.source, command.filename, command.settings))
+
+    def file_read(self, message: PolicyFileRead) -> None:
+        """The policy's file says something else, or may do so; the settings of the start hold for it too."""
+        swap = Swap(SwapKind.FILE, message.filename)
+        if len(self._state.swaps) >= SWAPS_MAX:
+            self._refuse(swap, f"{SWAPS_MAX} policies are being compiled already")
+            return
+        self._start(swap, PolicyText(message.source, message.filename, self._settings))
+
+    def file_unreadable(self, message: PolicyFileUnreadable) -> None:
+        """The policy in force goes on."""
+        self._refuse(Swap(SwapKind.FILE, message.filename), f"{message.filename}: {message.reason}")
+
+    def _too_much(self, filename: str) -> str:
+        if len(self._state.swaps) >= SWAPS_MAX:
+            return f"{SWAPS_MAX} policies are being compiled already"
+        if len(filename) > FILENAME_CHARS_MAX:
+            return f"filename has {len(filename)} characters; at most {FILENAME_CHARS_MAX} are allowed"
+        return ""
+
+    def _start(self, swap: Swap, text: PolicyText) -> None:
+        ticket = self._state.next_ticket()
+        self._state.swaps[ticket] = swap
+        function = compiler(self._compile, self._book, text, ticket)
+        self._owner.offload(function, size=len(text.source))
+
+    # --- what becomes of it ---
+
+    def compiled(self, message: PolicyCompiled) -> None:
+        """A policy is ready, or refused."""
+        swap = self._state.swaps.pop(message.ticket)
+        if not message.sha:
+            self._refuse(swap, message.report)
+        elif swap.kind is SwapKind.SHADOW:
+            self._book.shadow = ShadowTally(self._book[message.sha])
+        else:
+            self._accept(swap, message)
+        self._answer(swap, message)
+
+    def _accept(self, swap: Swap, message: PolicyCompiled) -> None:
+        """The same policy again is no swap: it may be laid out in another way, and says the same."""
+        state, before = self._state, self._state.policy
+        state.last_refused = None
+        if message.sha == before.sha:
+            return
+        state.policy = PolicyInForce(
+            name=message.name,
+            sha=message.sha,
+            version=message.version,
+            api_version=message.api_version,
+            source=swap.source,
+            generation=before.generation + 1,
+            since_ns=self._owner.now_ns(),
+        )
+        if self._book.shadow is not None:  # what it was compared with is gone
+            self._book.shadow = ShadowTally(self._book.shadow.policy)
+        if swap.kind is SwapKind.FILE:
+            self._notice(f"running {message.name} ({message.sha[:12]}) from {swap.source}")
+        self.announce()
+
+    def _refuse(self, swap: Swap, report: str) -> None:
+        report = cut(report, REPORT_CHARS_MAX)
+        self._state.last_refused = Refusal(self._owner.now_ns(), swap.source, report)
+        if swap.kind is SwapKind.FILE:
+            self._notice(f"{report}\n{self._state.policy.name} goes on")
+
+    def _answer(self, swap: Swap, message: PolicyCompiled) -> None:
+        """Tell whoever asked; nobody asked for a file."""
+        report = cut(message.report, REPORT_CHARS_MAX)
+        if swap.kind is SwapKind.SHADOW:
+            told = wire.ShadowSet(swap.ticket, not report, message.name, message.sha, report)
+            self._owner.tell(swap.peer, told)
+        elif swap.kind is SwapKind.COMMAND:
+            accepted = bool(message.sha)
+            answer = wire.PolicySwapped(swap.ticket, accepted, message.name, message.sha, report)
+            self._owner.tell(swap.peer, answer)
+
+    def announce(self) -> None:
+        """Have the actors use the policy that is in force."""
+        changed = PolicyChanged(self._state.policy.sha)
+        self._owner.send(self._refs.arbiter, changed)
+        self._owner.send(self._refs.admission, changed)
+        self._owner.send(self._refs.decode, changed)
+
+    def describe(self) -> dict[str, Any]:
+        """The shadow's part of the state."""
+        shadow = self._book.shadow
+        return {} if shadow is None else {"shadow": shadow.describe()}
