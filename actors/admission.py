@@ -1,20 +1,22 @@
 """admission: the bounded queue of requests that wait for prefill.
 
 It refuses what can never fit, asks the policy whether to accept the rest, keeps the queue in the policy's
-order, and forms a batch whenever the arbiter says that the prefill lane can take one. Requests that are
-recomputed come back here. Invariant: a request is in `waiting`, or in `reserving`, or not here.
+order, and forms a batch whenever the arbiter says that the prefill lane can take one. It asks the policy for
+the class of each request, and counts what classes got. Requests that are recomputed come back here.
+Invariant: a request is in `waiting`, or in `reserving`, or not here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from muxk.actors.admission_state import AdmissionState
 from muxk.actors.messages import (
     AbortRequest,
     AdmitRequest,
     FindHead,
+    LookForOverdue,
     PagesFreed,
     PagesReserved,
     RecomputeRequest,
@@ -24,10 +26,18 @@ from muxk.actors.messages import (
     RequestRefused,
     ReservePages,
 )
+from muxk.actors.queue_report import queue_report
 from muxk.actors.refs import AdmissionInbox, Refs
+from muxk.actors.request_views import (
+    candidate_view,
+    class_of,
+    classified,
+    prefill_tokens,
+    request_view,
+    up_to_date,
+)
 from muxk.kernel.actor import Actor
-from muxk.kernel.decider import NO_SERVICE, Decider
-from muxk.kernel.estimates import Estimates
+from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
     BatchNotFormed,
     EstimatesChanged,
@@ -35,41 +45,16 @@ from muxk.kernel.messages import (
     KvChanged,
     PolicyChanged,
     QueueChanged,
+    ReportRequests,
     ReportState,
+    RequestsReported,
     StateReported,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.view import (
-    AdmitView,
-    DecodeView,
-    FormView,
-    KvView,
-    PrefillView,
-    QueueView,
-    RequestView,
-)
-from muxk.kernel.work import PAGE_SIZE, attention_pairs
+from muxk.kernel.view import AdmitView, DecodeView, FormView
 
-
-@dataclass
-class AdmissionState:
-    decider: Decider
-    waiting: dict[int, Request] = field(default_factory=dict)
-    """In order of arrival here; bounded by `limits.queue_bound`, recomputed requests on top."""
-    waiting_tokens: int = 0
-    head: Request | None = None
-    """First of the queue in the policy's order, unless `head_left`."""
-    head_left: bool = False
-    """The head was aborted; a new one is looked for once, after the burst of aborts it may be part of."""
-    reserving: dict[int, Request] = field(default_factory=dict)
-    aborted_reserving: dict[int, None] = field(default_factory=dict)
-    """Aborted while kv_pool decides: ended here if pages are denied, by prefill if they are given."""
-    short_of_pages: bool = False
-    """Pages were denied and none came back yet: forming again would only be denied again."""
-    kv: KvView = field(default_factory=lambda: KvView(0, 0))
-    estimates: Estimates = field(default_factory=Estimates)
-    refused: int = 0
-    accepted: int = 0
+OVERDUE_EVERY_NS = 1_000_000
+"""The queue is looked through for overdue requests at most so often."""
 
 
 class Admission(Actor):
@@ -90,7 +75,8 @@ class Admission(Actor):
         self._max_context_tokens = max_context_tokens
         self._layers = layers
         self._max_queue = max_queue
-        self.state = AdmissionState(decider=Decider(book, policy_sha))
+        self.state = AdmissionState(decider=Decider(book, policy_sha, "admission", self.now_ns))
+        self.state.service.restart(self.state.decider.policy.classes, ())
 
     def on_admit_request(self, message: AdmitRequest) -> None:
         request = self._with_limits(message)
@@ -108,23 +94,20 @@ class Admission(Actor):
             self._refuse(request, "overloaded", f"{bound} requests wait already, the bound of the queue")
             return
         self.state.accepted += 1
-        accepted = RequestAccepted(request.request_id, request.prompt_tokens, request.notes)
+        name = class_of(request).name
+        accepted = RequestAccepted(request.request_id, request.prompt_tokens, request.notes, name)
         self.send(self._refs.gateway, accepted)
         self._enqueue(request)
 
     def _with_limits(self, message: AdmitRequest) -> Request:
-        """Set the deadline, and `max_tokens` to the room in the context when the client gave none."""
+        """Set the class and the deadline, and `max_tokens` to the room in the context when none was given."""
         request = message.request
         params = request.params
         if not message.max_tokens_given:
             room = max(1, self._max_context_tokens - request.prompt_tokens)
             params = msgspec.structs.replace(params, max_tokens=room)
-        wait_ns = request.deadline_given_ns
-        if wait_ns is None:
-            wait_ns = self.state.decider.classify(request_view(request)).ttft_slo_ns
-        return msgspec.structs.replace(
-            request, params=params, deadline_ns=request.arrival_ns + wait_ns, notes=self._notes(request)
-        )
+        limited = msgspec.structs.replace(request, params=params, notes=self._notes(request))
+        return classified(limited, self.state.decider)
 
     def _notes(self, request: Request) -> tuple[str, ...]:
         """What the client asked for and the policy in force takes no account of."""
@@ -162,39 +145,38 @@ class Admission(Actor):
         return AdmitView(
             now_ns=self.now_ns(),
             request=request_view(request),
-            queue=self._queue_view(),
+            queue=self.state.waiting.view,
             queue_bound=self._queue_bound(),
             kv=self.state.kv,
             estimates=self.state.estimates,
+            class_queue=self.state.waiting.of_class(class_of(request).name),
         )
 
     def _queue_bound(self) -> int:
-        bound = self.state.decider.policy.limits.queue_bound
+        bound = self.state.decider.limits.queue_bound
         return bound if self._max_queue is None else min(bound, self._max_queue)
 
     # --- the queue ---
 
     def _enqueue(self, request: Request) -> None:
         state = self.state
-        state.waiting[request.request_id] = request
-        state.waiting_tokens += request.prompt_tokens + request.generated_tokens
+        state.waiting.add(request)
+        state.service.wants(class_of(request))
+        self._watch(request)
         if not state.head_left and (state.head is None or self._goes_first(request, state.head)):
             self._set_head(request)
         self._tell_queue()
 
     def _goes_first(self, newcomer: Request, head: Request) -> bool:
         pair = [request_view(head), request_view(newcomer)]
-        return self.state.decider.policy.order(pair, self.now_ns(), NO_SERVICE).order[0] == 1
-
-    def _dequeue(self, request: Request) -> None:
-        state = self.state
-        del state.waiting[request.request_id]
-        state.waiting_tokens -= request.prompt_tokens + request.generated_tokens
+        return self.state.decider.peek_order(pair, self.now_ns(), self.state.service.by_class).order[0] == 1
 
     def _ordered(self) -> list[Request]:
-        requests = list(self.state.waiting.values())
+        state = self.state
+        requests = list(state.waiting)
         views = [request_view(request) for request in requests]
-        return [requests[index] for index in self.state.decider.order(views, self.now_ns()).order]
+        order = state.decider.order(views, self.now_ns(), state.service.by_class).order
+        return [requests[index] for index in order]
 
     def _find_head(self) -> None:
         ordered = self._ordered()
@@ -213,11 +195,35 @@ class Admission(Actor):
 
     def _tell_queue(self) -> None:
         head = None if self.state.short_of_pages or self.state.head_left else self.state.head
-        candidate = None if head is None else candidate_view(head, self._layers)
-        self.send(self._refs.arbiter, QueueChanged(self._queue_view(), candidate))
+        queue = self.state.waiting.view
+        if head is None:
+            self.send(self._refs.arbiter, QueueChanged(queue, None))
+            return
+        changed = QueueChanged(queue, candidate_view(head, self._layers), head.request_id)
+        self.send(self._refs.arbiter, changed)
 
-    def _queue_view(self) -> QueueView:
-        return QueueView(len(self.state.waiting), self.state.waiting_tokens)
+    # --- requests that waited for too long ---
+
+    def _watch(self, request: Request) -> None:
+        """Look for the head again when a request becomes overdue: time alone moves it forward."""
+        max_wait_ns = class_of(request).max_wait_ns
+        if max_wait_ns is None or request.arrival_ns + max_wait_ns <= self.now_ns():
+            return  # an overdue one is in its place from the start
+        state, due_ns = self.state, request.arrival_ns + max_wait_ns
+        if state.overdue_timer is not None:
+            if state.overdue_ns <= due_ns:
+                return
+            self.cancel(state.overdue_timer)
+        wait_ns = max(due_ns - self.now_ns(), OVERDUE_EVERY_NS)
+        state.overdue_ns = self.now_ns() + wait_ns
+        state.overdue_timer = self.send_after(wait_ns, self._refs.admission, LookForOverdue())
+
+    def on_look_for_overdue(self, message: LookForOverdue) -> None:
+        self.state.overdue_timer = None
+        for request in self.state.waiting:
+            self._watch(request)
+        self._find_head()
+        self._tell_queue()
 
     # --- forming a batch ---
 
@@ -228,7 +234,7 @@ class Admission(Actor):
             return
         chosen = self._choose(self._ordered(), message.decode)
         for request in chosen:
-            self._dequeue(request)
+            state.waiting.remove(request)
             state.reserving[request.request_id] = request
         self.send(self._refs.kv_pool, ReservePages(tuple(chosen)))
 
@@ -236,12 +242,12 @@ class Admission(Actor):
         """The head, and those behind it that fit what the policy's `form` says."""
         state = self.state
         head = request_view(ordered[0])
-        view = FormView(self.now_ns(), head, self._queue_view(), decode, state.kv, state.estimates)
+        view = FormView(self.now_ns(), head, state.waiting.view, decode, state.kv, state.estimates)
         form = state.decider.form(view)
         chosen = [ordered[0]]
-        tokens = _prefill_tokens(ordered[0])
+        tokens = prefill_tokens(ordered[0])
         for request in ordered[1:]:
-            tokens += _prefill_tokens(request)
+            tokens += prefill_tokens(request)
             if len(chosen) >= form.max_requests or tokens > form.max_tokens:
                 break
             chosen.append(request)
@@ -249,17 +255,10 @@ class Admission(Actor):
 
     def on_pages_reserved(self, message: PagesReserved) -> None:
         state = self.state
-        for request_id in message.reserved:
-            del state.reserving[request_id]
-        returned = [state.reserving.pop(request_id) for request_id in message.denied]
-        for request in returned:
-            if request.request_id in state.aborted_reserving:
-                self.send(self._refs.gateway, RequestAborted(request.request_id))
-        returned = [request for request in returned if request.request_id not in state.aborted_reserving]
-        state.aborted_reserving.clear()
-        # Denied ones go back to the front: they arrived before what waits.
-        state.waiting = {request.request_id: request for request in returned} | state.waiting
-        state.waiting_tokens += sum(_prefill_tokens(request) for request in returned)
+        for request_id, tokens in zip(message.reserved, message.new_tokens, strict=True):
+            state.service.served(class_of(state.reserving.pop(request_id)), tokens)
+        returned = self._returned(message.denied)
+        state.waiting.put_back(returned)
         assert not state.reserving, "kv_pool answered for a part of the batch only"
         self._find_head()
         # Another head than those that were denied is worth a try.
@@ -268,12 +267,25 @@ class Admission(Actor):
         if not message.reserved:
             self.send(self._refs.arbiter, BatchNotFormed())
 
+    def _returned(self, denied: tuple[int, ...]) -> list[Request]:
+        """Those without pages that somebody still waits for."""
+        state = self.state
+        returned = []
+        for request in [state.reserving.pop(request_id) for request_id in denied]:
+            if request.request_id in state.aborted_reserving:
+                state.service.left(class_of(request))
+                self.send(self._refs.gateway, RequestAborted(request.request_id))
+            else:
+                returned.append(request)
+        state.aborted_reserving.clear()
+        return returned
+
     def on_pages_freed(self, message: PagesFreed) -> None:
         self.state.short_of_pages = False
         self._tell_queue()
 
     def on_recompute_request(self, message: RecomputeRequest) -> None:
-        self._enqueue(message.request)
+        self._enqueue(up_to_date(message.request, self.state.decider))
 
     def on_abort_request(self, message: AbortRequest) -> None:
         request = self.state.waiting.get(message.request_id)
@@ -282,7 +294,8 @@ class Admission(Actor):
                 self.state.aborted_reserving[message.request_id] = None
             self.send(self._refs.kv_pool, message)
             return
-        self._dequeue(request)
+        self.state.waiting.remove(request)
+        self.state.service.left(class_of(request))
         if self.state.head is request and not self.state.head_left:
             self.state.head_left = True
             self.send(self._refs.admission, FindHead())
@@ -297,9 +310,21 @@ class Admission(Actor):
         self.state.estimates = message.estimates
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        self.state.decider.use(message.sha)
+        """Everybody here is put into a class of the new policy."""
+        state = self.state
+        state.decider.use(message.sha)
+        state.waiting.replace([classified(request, state.decider) for request in state.waiting])
+        state.reserving = {key: classified(held, state.decider) for key, held in state.reserving.items()}
+        wanting = [class_of(request) for request in (*state.waiting, *state.reserving.values())]
+        state.service.restart(state.decider.policy.classes, wanting)
+        for request in state.waiting:
+            self._watch(request)
         self._find_head()
         self._tell_queue()
+
+    def on_report_requests(self, message: ReportRequests) -> None:
+        report = queue_report(self.state, self.now_ns(), message.request_ids)
+        self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "admission", self.describe()))
@@ -308,49 +333,11 @@ class Admission(Actor):
         state = self.state
         return {
             "waiting": len(state.waiting),
-            "waiting_tokens": state.waiting_tokens,
+            "waiting_tokens": state.waiting.view.tokens,
+            "classes": state.describe_classes(),
             "queue_bound": self._queue_bound(),
             "short_of_pages": state.short_of_pages,
             "accepted": state.accepted,
             "refused": state.refused,
             "rules": dict(sorted(state.decider.counts.items())),
         }
-
-
-def _prefill_tokens(request: Request) -> int:
-    return request.prompt_tokens + request.generated_tokens
-
-
-def request_view(request: Request) -> RequestView:
-    """A request as the policy's per-request questions see it."""
-    return RequestView(
-        request_id=request.request_id,
-        arrival_ns=request.arrival_ns,
-        deadline_ns=request.deadline_ns,
-        prompt_tokens=request.prompt_tokens,
-        generated_tokens=request.generated_tokens,
-        max_tokens=request.params.max_tokens,
-        pages=_prefill_tokens(request) // PAGE_SIZE + 1,
-        priority=request.priority,
-        recomputes=request.recomputes,
-        request_class=request.request_class,
-    )
-
-
-def candidate_view(request: Request, layers: int) -> PrefillView:
-    """The batch that a request would start by itself, before it is known what the prefix index holds."""
-    tokens = _prefill_tokens(request)
-    return PrefillView(
-        batch_id=0,
-        requests=1,
-        new_tokens=tokens,
-        reused_tokens=0,
-        pairs=attention_pairs((tokens,), (0,)),
-        layers_left=layers,
-        arrival_ns=request.arrival_ns,
-        deadline_ns=request.deadline_ns,
-        depth=0,
-        preemptions=0,
-        tokens_left=tokens,
-        pairs_left=attention_pairs((tokens,), (0,)),
-    )

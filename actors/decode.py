@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from muxk.actors.admission import request_view
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
+from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_steps import Steps
 from muxk.actors.messages import (
     AbortRequest,
@@ -32,6 +32,7 @@ from muxk.actors.messages import (
     TokensEmitted,
 )
 from muxk.actors.refs import DecodeInbox, Refs
+from muxk.actors.request_views import classified, request_view, up_to_date
 from muxk.kernel.actor import Actor
 from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
@@ -39,7 +40,9 @@ from muxk.kernel.messages import (
     DecodeIdle,
     DecodeStepDone,
     PolicyChanged,
+    ReportRequests,
     ReportState,
+    RequestsReported,
     StateReported,
     StepLaunched,
     SubmitDecode,
@@ -78,7 +81,7 @@ class Decode(Actor):
     def __init__(self, refs: Refs, book: PolicyBook, policy_sha: str, end_ids: frozenset[int]) -> None:
         self._refs = refs
         self._end_ids = end_ids
-        self.state = DecodeActorState(decider=Decider(book, policy_sha))
+        self.state = DecodeActorState(decider=Decider(book, policy_sha, "decode", self.now_ns))
 
     def on_join_decode(self, message: JoinDecode) -> None:
         """New rows, and what the decode step brought that ran in the same item, if it was a fused one."""
@@ -98,7 +101,10 @@ class Decode(Actor):
         logprobs = {found.row: (found,) for found in message.logprobs}
         joined = []
         for place, token in enumerate(int32_array(message.tokens).tolist()):
-            row = self.state.batch.add(message.requests[place], token, self._end_ids)
+            reserved = message.requests[place]
+            request = up_to_date(reserved.request, self.state.decider)
+            reserved = msgspec.structs.replace(reserved, request=request)
+            row = self.state.batch.add(reserved, token, self._end_ids)
             prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
             joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
         return joined
@@ -234,7 +240,7 @@ class Decode(Actor):
         work = self.state.flow.submit(self.state.batch)
         if work is None:
             return False
-        self.send(self._refs.arbiter, SubmitDecode(work))
+        self.send(self._refs.arbiter, SubmitDecode(work, self.state.batch.tbt_slo_ns))
         return True
 
     def _settle(self) -> None:
@@ -300,8 +306,8 @@ class Decode(Actor):
         leaving = any(row.ending is not None for row in self.state.batch.rows.values())
         if leaving or not rows:
             return
-        victim = rows[self.state.decider.victim([self._view(row) for row in rows], self.now_ns()).index]
-        victim.ending = Ending(keep=True, recompute=True)
+        answer = self.state.decider.victim([self._view(row) for row in rows], self.now_ns())
+        rows[answer.index].ending = Ending(keep=True, recompute=True, rule=answer.rule)
         self.state.recomputes += 1
         self._settle()
 
@@ -345,7 +351,17 @@ class Decode(Actor):
         self.send(self._refs.kv_pool, AbortRequest(request_id, lap, returning=True))
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        self.state.decider.use(message.sha)
+        """Rows get the classes of the new policy; a step that waits tells the arbiter of their SLO."""
+        decider = self.state.decider
+        decider.use(message.sha)
+        self.state.batch.put_into_classes(lambda request: classified(request, decider))
+        if self.state.flow.waiting is not None:
+            self._submit()
+            self._settle()
+
+    def on_report_requests(self, message: ReportRequests) -> None:
+        report = decode_report(self.state.batch.rows.values(), message.request_ids)
+        self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "decode", self.describe()))

@@ -6,13 +6,14 @@ batch; the page table is written one cell at a time, when a page is added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from muxk.actors.columns import ExtrasMaker
 from muxk.actors.messages import Request, ReservedRequest
+from muxk.actors.request_views import class_of
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
 
 SAMPLING_DTYPE = np.dtype(
@@ -81,6 +82,8 @@ class Ending:
     """Its pages go into the prefix index."""
     recompute: bool
     """It goes back to admission."""
+    rule: str | None = None
+    """The rule that chose it to be computed again."""
 
 
 @dataclass
@@ -88,6 +91,8 @@ class DecodeBatch:
     """Rows by request id, in the order in which they joined."""
 
     rows: dict[int, Row] = field(default_factory=dict)
+    _slos: dict[int, int] = field(default_factory=dict)
+    """Rows by the TBT SLO of their class: as few entries as there are classes."""
     _free_slots: list[int] = field(default_factory=list)
     _table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((8, 16), dtype="<i4"))
     _tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(8, dtype="<i4"))
@@ -95,6 +100,26 @@ class DecodeBatch:
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
+
+    @property
+    def tbt_slo_ns(self) -> int | None:
+        """The tightest of the rows' classes; None without rows."""
+        return min(self._slos, default=None)
+
+    def _count_slo(self, row: Row, change: int) -> None:
+        slo_ns = class_of(row.request).tbt_slo_ns
+        count = self._slos.get(slo_ns, 0) + change
+        if count:
+            self._slos[slo_ns] = count
+        else:
+            del self._slos[slo_ns]
+
+    def put_into_classes(self, classified: Callable[[Request], Request]) -> None:
+        """A policy came into force."""
+        self._slos.clear()
+        for row in self.rows.values():
+            row.request = classified(row.request)
+            self._count_slo(row, 1)
 
     def add(self, reserved: ReservedRequest, first_token: int, end_ids: frozenset[int]) -> Row:
         """Take a request whose first token was sampled by prefill."""
@@ -126,6 +151,7 @@ class DecodeBatch:
             params.min_p,
         )
         self.rows[request.request_id] = row
+        self._count_slo(row, 1)
         self.advance(row, first_token)
         return row
 
@@ -145,6 +171,7 @@ class DecodeBatch:
 
     def remove(self, row: Row) -> None:
         del self.rows[row.request.request_id]
+        self._count_slo(row, -1)
         self._free_slots.append(row.slot)
 
     def ready(self) -> list[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from muxk.actors.columns import ExtrasMaker, page_table, sampling_columns
@@ -25,17 +25,33 @@ from muxk.actors.messages import (
     StartPrefill,
 )
 from muxk.actors.refs import PrefillInbox, Refs
+from muxk.actors.request_views import class_of, up_to_date
 from muxk.kernel.actor import Actor
+from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
+    BatchClassified,
     CancelPrefill,
+    PolicyChanged,
     PrefillCancelled,
     PrefillDone,
     PrefillFailed,
+    ReportRequests,
     ReportState,
+    RequestsReported,
     StateReported,
     SubmitPrefill,
 )
+from muxk.kernel.policy import PolicyBook
+from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.work import PrefillWork, RowLogprobs
+
+
+class Standing(NamedTuple):
+    """What a batch has from the classes of its requests: the best of each."""
+
+    class_rank: int
+    deadline_ns: int
+    tbt_slo_ns: int
 
 
 @dataclass
@@ -54,6 +70,15 @@ class Batch:
     def left(self) -> tuple[ReservedRequest, ...]:
         return self.requests[self.ended :]
 
+    def standing(self) -> Standing:
+        """Of those that have not ended."""
+        requests = [reserved.request for reserved in self.left]
+        return Standing(
+            class_rank=min(class_of(request).rank for request in requests),
+            deadline_ns=min(request.deadline_ns for request in requests),
+            tbt_slo_ns=min(class_of(request).tbt_slo_ns for request in requests),
+        )
+
     def end_rows(self, count: int) -> range:
         """The next rows in order."""
         rows = range(self.ended, self.ended + count)
@@ -64,6 +89,7 @@ class Batch:
 
 @dataclass
 class PrefillState:
+    decider: Decider
     batches: dict[int, Batch] = field(default_factory=dict)
     next_batch: int = 1
     late_events: int = 0
@@ -74,22 +100,41 @@ class Prefill(Actor):
 
     Accepts = PrefillInbox
 
-    def __init__(self, refs: Refs, end_ids: frozenset[int]) -> None:
+    def __init__(self, refs: Refs, book: PolicyBook, policy_sha: str, end_ids: frozenset[int]) -> None:
         self._refs = refs
         self._end_ids = end_ids
-        self.state = PrefillState()
+        self.state = PrefillState(decider=Decider(book, policy_sha, "prefill", self.now_ns))
 
     def on_start_prefill(self, message: StartPrefill) -> None:
         batch_id = self.state.next_batch
         self.state.next_batch += 1
-        self.state.batches[batch_id] = Batch(message.requests)
-        requests = [reserved.request for reserved in message.requests]
+        batch = self.state.batches[batch_id] = Batch(self._up_to_date(message.requests))
+        standing = batch.standing()
         submission = SubmitPrefill(
-            prefill_work(batch_id, message.requests, self._end_ids),
-            arrival_ns=min(request.arrival_ns for request in requests),
-            deadline_ns=min(request.deadline_ns for request in requests),
+            prefill_work(batch_id, batch.requests, self._end_ids),
+            arrival_ns=min(reserved.request.arrival_ns for reserved in batch.requests),
+            deadline_ns=standing.deadline_ns,
+            class_rank=standing.class_rank,
+            tbt_slo_ns=standing.tbt_slo_ns,
         )
         self.send(self._refs.arbiter, submission)
+
+    def _up_to_date(self, requests: tuple[ReservedRequest, ...]) -> tuple[ReservedRequest, ...]:
+        """In classes of the policy in force: it may have changed since admission asked."""
+        return tuple(
+            msgspec.structs.replace(reserved, request=up_to_date(reserved.request, self.state.decider))
+            for reserved in requests
+        )
+
+    def on_policy_changed(self, message: PolicyChanged) -> None:
+        self.state.decider.use(message.sha)
+        for batch_id, batch in self.state.batches.items():
+            batch.requests = self._up_to_date(batch.requests)
+            standing = batch.standing()
+            classified = BatchClassified(
+                batch_id, standing.class_rank, standing.deadline_ns, standing.tbt_slo_ns
+            )
+            self.send(self._refs.arbiter, classified)
 
     def on_prefill_done(self, message: PrefillDone) -> None:
         """Hand over to decode, always: the arbiter counts on decode's answer, even for no row."""
@@ -146,6 +191,16 @@ class Prefill(Actor):
             if any(reserved.request.request_id == request_id for reserved in batch.left):
                 return batch_id, batch
         return None
+
+    def on_report_requests(self, message: ReportRequests) -> None:
+        """The arbiter says more of those whose batch it has."""
+        report = StatusReport("prefill", message.request_ids)
+        for batch_id, batch in self.state.batches.items():
+            detail = f"batch {batch_id} has its pages and is handed to the arbiter"
+            for request_id in [reserved.request.request_id for reserved in batch.left]:
+                if request_id not in batch.aborted and report.wants(request_id):
+                    report.add(request_id, Reason.FORMING, detail)
+        self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "prefill", self.describe()))

@@ -39,6 +39,7 @@ TokenizerInbox = (
     | m.RequestFailed
     | m.AbortRequest
     | k.ReportState
+    | k.ReportRequests
 )
 AdmissionInbox = (
     m.AdmitRequest
@@ -51,11 +52,20 @@ AdmissionInbox = (
     | k.KvChanged
     | k.EstimatesChanged
     | k.PolicyChanged
+    | m.LookForOverdue
     | k.ReportState
+    | k.ReportRequests
 )
 KvPoolInbox = m.ReservePages | m.PagesFilled | m.GrowPages | m.ReleasePages | m.AbortRequest | k.ReportState
 PrefillInbox = (
-    m.StartPrefill | k.PrefillDone | k.PrefillFailed | k.PrefillCancelled | m.AbortRequest | k.ReportState
+    m.StartPrefill
+    | k.PrefillDone
+    | k.PrefillFailed
+    | k.PrefillCancelled
+    | m.AbortRequest
+    | k.PolicyChanged
+    | k.ReportState
+    | k.ReportRequests
 )
 DecodeInbox = (
     m.JoinDecode
@@ -67,6 +77,7 @@ DecodeInbox = (
     | m.AbortRequest
     | k.PolicyChanged
     | k.ReportState
+    | k.ReportRequests
 )
 EstimatorInbox = k.ProbeDone | k.ItemMeasured | k.ReportState
 ArbiterInbox = (
@@ -77,6 +88,7 @@ ArbiterInbox = (
     | k.KvChanged
     | k.BatchNotFormed
     | k.SubmitPrefill
+    | k.BatchClassified
     | k.CancelPrefill
     | k.SubmitDecode
     | k.DecodeIdle
@@ -85,6 +97,7 @@ ArbiterInbox = (
     | k.DecodeFloorReached
     | k.LookForStuckItems
     | k.ReportState
+    | k.ReportRequests
 )
 
 

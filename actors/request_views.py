@@ -1,9 +1,11 @@
-"""A request as the policy and the arbiter see it."""
+"""A request as the policy and the arbiter see it, and the class that the policy puts it in."""
 
 from __future__ import annotations
 
+import msgspec
 from muxk.actors.messages import Request
-from muxk.kernel.view import PrefillView, RequestView
+from muxk.kernel.decider import Decider
+from muxk.kernel.view import PrefillView, RequestClass, RequestView
 from muxk.kernel.work import PAGE_SIZE, attention_pairs
 
 
@@ -29,6 +31,31 @@ def request_view(request: Request) -> RequestView:
     )
 
 
+def classified(request: Request, decider: Decider) -> Request:
+    """The request in the class of the policy in force, with the deadline that follows from it."""
+    view = request_view(request)
+    chosen = decider.classify(msgspec.structs.replace(view, class_name=""))
+    given_ns = request.deadline_given_ns
+    wait_ns = chosen.ttft_slo_ns if given_ns is None else given_ns
+    return msgspec.structs.replace(
+        request,
+        deadline_ns=request.arrival_ns + wait_ns,
+        in_class=chosen,
+        classified_by=decider.policy.sha,
+    )
+
+
+def up_to_date(request: Request, decider: Decider) -> Request:
+    """`classified`, unless the policy in force did that."""
+    return request if request.classified_by == decider.policy.sha else classified(request, decider)
+
+
+def class_of(request: Request) -> RequestClass:
+    """Of a request that admission has seen."""
+    assert request.in_class is not None, request.request_id
+    return request.in_class
+
+
 def candidate_view(request: Request, layers: int) -> PrefillView:
     """The batch that a request would start by itself."""
     tokens = prefill_tokens(request)
@@ -46,5 +73,5 @@ def candidate_view(request: Request, layers: int) -> PrefillView:
         preemptions=0,
         tokens_left=tokens,
         pairs_left=pairs,
-        class_rank=0 if request.in_class is None else request.in_class.rank,
+        class_rank=class_of(request).rank,
     )

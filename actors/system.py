@@ -140,7 +140,7 @@ def build_specs(
             Admission,
         ),
         ActorSpec("kv_pool", partial(KvPool, refs, device.pages), KvPool),
-        ActorSpec("prefill", partial(Prefill, refs, end_ids), Prefill),
+        ActorSpec("prefill", partial(Prefill, refs, book, sha, end_ids), Prefill),
         ActorSpec("decode", partial(Decode, refs, book, sha, end_ids), Decode),
         ActorSpec("arbiter", new_arbiter, Arbiter),
         ActorSpec("estimator", partial(Estimator, refs, probes, device.layers), Estimator),

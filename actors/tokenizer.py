@@ -33,7 +33,8 @@ from muxk.actors.messages import (
 from muxk.actors.refs import Refs, TokenizerInbox
 from muxk.actors.text_output import TextOutput, WantedPrompt, choice_params
 from muxk.kernel.actor import Actor, Message
-from muxk.kernel.messages import ReportState, StateReported
+from muxk.kernel.messages import ReportRequests, ReportState, RequestsReported, StateReported
+from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.work import int32_bytes
 
 PROMPT_LOGPROBS_MAX = 1 << 15
@@ -195,6 +196,15 @@ class TokenizerActor(Actor):
         if request is not None and not any(choice in state.unencoded for choice in _choice_ids(request)):
             del state.waiting[request_id]
         self.send(self._refs.gateway, RequestAborted(message.request_id))
+
+    def on_report_requests(self, message: ReportRequests) -> None:
+        report = StatusReport("tokenizer", message.request_ids)
+        for choice_id, request_id in self.state.unencoded.items():
+            if report.wants(choice_id):
+                runs = request_id == self.state.encoding
+                detail = "its prompt is being encoded" if runs else "prompts of others are encoded first"
+                report.add(choice_id, Reason.ENCODING, detail)
+        self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "tokenizer", self.describe()))

@@ -3,8 +3,9 @@
 It owns the lanes. Executors submit work (a decode step, a prefill batch); at each event the arbiter builds a
 frozen `View`, asks the policy, and launches items, holds them, or changes the split. Preempting a prefill is
 not launching its next layers. Invariants, whatever the policy says: a split is one that the device offers, a
-lane holds at most `limits.backlog` items, decode is never held beyond the decode floor, something runs while
-work exists, and a lane whose units meet those of an older item waits for it by order on the device, never by
+lane holds at most `limits.backlog` items, decode is never held beyond the decode floor, a batch is parked at
+most `limits.preemptions` times and keeps at most `limits.parked` bytes then, something runs while work
+exists, and a lane whose units meet those of an older item waits for it by order on the device, never by
 draining the host.
 """
 
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from muxk.kernel.actor import Actor
+from muxk.kernel.arbiter_report import ArbiterReport
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device, ItemDone, ItemFailed
@@ -20,6 +23,7 @@ from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.jobs import Flight, PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import (
+    BatchClassified,
     BatchNotFormed,
     CancelPrefill,
     DecodeFailed,
@@ -37,13 +41,16 @@ from muxk.kernel.messages import (
     PrefillFailed,
     ProbeDone,
     QueueChanged,
+    ReportRequests,
     ReportState,
+    RequestsReported,
     RunProbe,
     StateReported,
     SubmitDecode,
     SubmitPrefill,
 )
 from muxk.kernel.policy import PolicyBook
+from muxk.kernel.view import PrefillView
 from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, excuse, stuck_reason
 from muxk.kernel.work import DecodeWork, Phase, ProbeWork, StepOutput
 
@@ -61,6 +68,7 @@ class Arbiter(Actor):
         | KvChanged
         | BatchNotFormed
         | SubmitPrefill
+        | BatchClassified
         | CancelPrefill
         | SubmitDecode
         | DecodeIdle
@@ -69,6 +77,7 @@ class Arbiter(Actor):
         | DecodeFloorReached
         | LookForStuckItems
         | ReportState
+        | ReportRequests
     )
 
     def __init__(
@@ -86,7 +95,7 @@ class Arbiter(Actor):
         self._watchdog = watchdog
         self._lanes = LaneTable(device, first_item)
         self._splits = SplitLedger(device)
-        self.state = ArbiterState(decider=Decider(book, policy_sha))
+        self.state = ArbiterState(decider=Decider(book, policy_sha, "arbiter", self.now_ns))
 
     def started(self) -> None:
         self._splits.begin(self.now_ns())
@@ -111,8 +120,15 @@ class Arbiter(Actor):
 
     def on_queue_changed(self, message: QueueChanged) -> None:
         self.state.queue = message.queue
-        self.state.candidate = message.candidate
+        self.state.candidate = None if message.candidate is None else self._sized(message.candidate)
+        self.state.head = message.head
         self._turn()
+
+    def _sized(self, candidate: PrefillView) -> PrefillView:
+        """With the hidden state that it would keep if it were parked: that of its first chunk."""
+        tokens = min(candidate.new_tokens, self._device.chunk_tokens_max)
+        parked_bytes = tokens * self._device.parked_bytes_per_token
+        return msgspec.structs.replace(candidate, parked_bytes=parked_bytes)
 
     def on_kv_changed(self, message: KvChanged) -> None:
         self.state.kv = message.kv
@@ -127,12 +143,26 @@ class Arbiter(Actor):
         state = self.state
         assert state.running is None or state.running.launched, "a batch was formed unasked"
         job = PrefillJob(
-            message.work, message.arrival_ns, message.deadline_ns, state.forming_depth, self._device.layers
+            message.work,
+            message.arrival_ns,
+            message.deadline_ns,
+            state.forming_depth,
+            self._device.layers,
+            message.class_rank,
+            message.tbt_slo_ns,
+            self._device.parked_bytes_per_token,
         )
         state.jobs[message.work.batch_id] = job
         state.running = job
         state.forming = False
         self._turn()
+
+    def on_batch_classified(self, message: BatchClassified) -> None:
+        job = self.state.jobs.get(message.batch_id)
+        if job is not None:
+            job.class_rank, job.deadline_ns = message.class_rank, message.deadline_ns
+            job.tbt_slo_ns = message.tbt_slo_ns
+            self._turn()
 
     def on_cancel_prefill(self, message: CancelPrefill) -> None:
         job = self.state.jobs.get(message.batch_id)
@@ -155,6 +185,7 @@ class Arbiter(Actor):
         decode.expected = False
         decode.rows = message.work.rows
         decode.context_tokens = message.work.context_tokens
+        decode.tbt_slo_ns = message.tbt_slo_ns
         self._turn()
 
     def on_decode_idle(self, message: DecodeIdle) -> None:
@@ -235,6 +266,10 @@ class Arbiter(Actor):
     def on_report_state(self, message: ReportState) -> None:
         self.send(self._refs.gateway, StateReported(message.ticket, "arbiter", self.describe()))
 
+    def on_report_requests(self, message: ReportRequests) -> None:
+        report = ArbiterReport(self.state, self._lanes, self._splits, self.now_ns(), message.request_ids)
+        self.send(self._refs.gateway, RequestsReported.of(report.made(), message.ticket))
+
     def _prefill_item_ended(self, flight: Flight, job: PrefillJob, message: ItemDone) -> None:
         """Hand on the rows that ended, and the decode step of the same item with them."""
         job.in_flight -= 1
@@ -257,6 +292,7 @@ class Arbiter(Actor):
         if message.tokens and not decode.active:
             decode.expected = True
             decode.rows = len(message.tokens) // 4
+            decode.tbt_slo_ns = job.tbt_slo_ns
         return PrefillDone(
             batch_id=job.work.batch_id,
             tokens=message.tokens,

@@ -25,12 +25,13 @@ from muxk.kernel.messages import (
     PrefillDone,
     PrefillFailed,
     ProbeDone,
+    RequestsReported,
     RunProbe,
     StateReported,
     StepLaunched,
 )
 from muxk.kernel.policy import Policy
-from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, View
+from muxk.kernel.view import Decision, DecodeView, KvView, Limits, PrefillView, QueueView, View
 
 
 class ArbiterRefs(Protocol):
@@ -52,7 +53,7 @@ class ArbiterRefs(Protocol):
     def estimator(self) -> Ref[ItemMeasured | ProbeDone]: ...
 
     @property
-    def gateway(self) -> Ref[StateReported | LaneStuck | LaneMoved]: ...
+    def gateway(self) -> Ref[StateReported | RequestsReported | LaneStuck | LaneMoved]: ...
 
 
 @dataclass
@@ -67,6 +68,10 @@ class ArbiterState:
     forming: bool = False
     forming_depth: int = 0
     candidate: PrefillView | None = None
+    head: int | None = None
+    """The request that the candidate would begin with."""
+    decision: Decision | None = None
+    """The last one."""
     queue: QueueView = field(default_factory=lambda: QueueView(0, 0))
     kv: KvView = field(default_factory=lambda: KvView(0, 0))
     estimates: Estimates = field(default_factory=Estimates)
@@ -82,6 +87,11 @@ class ArbiterState:
         """The one in force."""
         return self.decider.policy
 
+    @property
+    def limits(self) -> Limits:
+        """Of that policy, within what the kernel can enforce."""
+        return self.decider.limits
+
     def work_exists(self) -> bool:
         """Something could be launched if the policy and the bounds allowed."""
         return self.decode.waiting is not None or (
@@ -93,11 +103,20 @@ class ArbiterState:
         return self.decode.waiting is None and self.decode.active
 
     def decode_floor_passed(self, now_ns: int) -> bool:
-        return self.decode.held and now_ns - self.decode.held_since_ns >= self.policy.limits.decode_floor_ns
+        return self.decode.held and now_ns - self.decode.held_since_ns >= self.limits.decode_floor_ns
 
     def may_preempt(self) -> bool:
         """One level: somebody runs, nobody is parked, and somebody waits."""
         return self.running is not None and self.parked is None and self.candidate is not None
+
+    def preemption_refused(self) -> str | None:
+        """What the limits have against parking the batch that runs, as it is counted; None: nothing."""
+        assert self.running is not None
+        if self.running.preemptions >= self.limits.preemptions:
+            return "preemptions over the limit"
+        if self.running.parked_bytes > self.limits.parked_bytes:
+            return "preemptions over the limit of parked bytes"
+        return None
 
     def resume_parked(self) -> None:
         """Before each decision, so that the policy may prefer a newcomer once more."""
@@ -121,6 +140,7 @@ class ArbiterState:
             waiting=decode.waiting is not None,
             in_flight=bool(decode.in_flight),
             idle_ns=now_ns - decode.held_since_ns if decode.held else 0,
+            tbt_slo_ns=decode.tbt_slo_ns if decode.active else None,
         )
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:

@@ -86,6 +86,10 @@ class Device(Protocol):
     def decode_ahead(self) -> int:
         """Decode steps that may be queued behind the one that runs, before its tokens are known: 0 or 1."""
 
+    @property
+    def parked_bytes_per_token(self) -> int:
+        """Hidden state that is kept for each token of a chunk between two of its items."""
+
     def splits(self) -> tuple[Split, ...]:
         """Disjoint splits, ascending in decode units; empty when only time sharing is possible."""
 
@@ -120,6 +124,10 @@ class Runner(Protocol):
     @property
     def chunk_tokens_max(self) -> int:
         """Most prompt tokens whose activations one item may hold."""
+
+    @property
+    def parked_bytes_per_token(self) -> int:
+        """Hidden state of one token, as it is parked."""
 
     def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
         """Run layers of the chunk `tokens` of a batch.

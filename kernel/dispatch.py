@@ -55,7 +55,8 @@ class Dispatcher:
     def _decide(self) -> Decision:
         state = self._state
         view = state.view(self._device, self._lanes, self._splits, self._context.now_ns())
-        return state.decider.decide(view)
+        state.decision = state.decider.decide(view)
+        return state.decision
 
     def _apply(self, decision: Decision) -> bool:
         """Launch one thing that the decision asks for; False when there is nothing to launch."""
@@ -68,8 +69,8 @@ class Dispatcher:
             return True
         if not self._may_launch_prefill():
             return False
-        if decision.preempt and self._state.may_preempt():
-            self._park_running()
+        if self._preempts(decision):
+            self._park_running(decision)
         return self._advance_prefill(decision)
 
     def _change_split(self, split: Split) -> None:
@@ -90,7 +91,7 @@ class Dispatcher:
         return self._splits.current.decode_units > 0 or self._decode_floor_passed()
 
     def _decode_ahead(self) -> int:
-        return min(self._device.decode_ahead, self._state.policy.limits.decode_ahead)
+        return min(self._device.decode_ahead, self._state.limits.decode_ahead)
 
     def _decode_floor_passed(self) -> bool:
         return self._state.decode_floor_passed(self._context.now_ns())
@@ -99,18 +100,28 @@ class Dispatcher:
         state = self._state
         if self._splits.current.prefill_units == 0 or state.forming:
             return False
-        bound = state.policy.limits.backlog
+        bound = state.limits.backlog
         if self._splits.shares_time and state.decode.active:
             # One lane shared in time: a decode step must not queue behind more than one prefill item.
             bound = 1
         return self._lanes.prefills() < bound
 
-    def _park_running(self) -> None:
+    def _preempts(self, decision: Decision) -> bool:
+        """The policy wants it, there is a batch for another, and the limits allow it."""
+        if not decision.preempt or not self._state.may_preempt():
+            return False
+        refused = self._state.preemption_refused()
+        if refused is not None:
+            self._state.counts[refused] += 1
+        return refused is None
+
+    def _park_running(self, decision: Decision) -> None:
         state = self._state
         job = state.running
         assert job is not None
         assert state.parked is None
         job.preemptions += 1
+        job.parked_by = decision.rule("preempt")
         state.counts["preemptions"] += 1
         state.parked = job
         state.running = None
@@ -137,8 +148,8 @@ class Dispatcher:
 
     def _apply_fused(self, decision: Decision) -> bool:
         state = self._state
-        if decision.preempt and state.may_preempt() and not state.forming:
-            self._park_running()
+        if not state.forming and self._preempts(decision):
+            self._park_running(decision)
         if state.forming or state.may_wait_for_decode():
             return self._launch_decode_at_floor()  # who is formed now, or decodes next, shares the step
         if state.running is None and state.candidate is not None:
@@ -170,7 +181,7 @@ class Dispatcher:
     def _launch_chunk_alone(self, decision: Decision) -> bool:
         """Nobody decodes: the chunk goes through all layers, as far as the backlog allows."""
         state = self._state
-        if state.running is None or self._lanes.prefills() >= state.policy.limits.backlog:
+        if state.running is None or self._lanes.prefills() >= state.limits.backlog:
             return False
         self._launch_prefill(state.running, decision)
         return True
@@ -200,7 +211,7 @@ class Dispatcher:
         state = self._state
         if not state.decode.held or state.floor_timer:
             return
-        floor_ns = state.policy.limits.decode_floor_ns
+        floor_ns = state.limits.decode_floor_ns
         left_ns = floor_ns - (self._context.now_ns() - state.decode.held_since_ns)
         state.floor_timer = True
         self._context.send_after(max(1, left_ns), self._refs.arbiter, DecodeFloorReached())

@@ -51,11 +51,19 @@ class PrefillJob:
     deadline_ns: int
     depth: int
     layers: int
+    class_rank: int = 0
+    """The best of its requests' classes."""
+    tbt_slo_ns: int | None = None
+    """The tightest of its requests' classes."""
+    bytes_per_token: int = 0
+    """Of a hidden state on this device."""
     chunk: range = NO_TOKENS
     """Tokens of the chunk that was begun last."""
     next_layer: int = 0
     """Of that chunk."""
     preemptions: int = 0
+    parked_by: str | None = None
+    """The rule that parked it last."""
     cancelled: bool = False
     failure: str | None = None
     in_flight: int = 0
@@ -79,6 +87,11 @@ class PrefillJob:
     def launched(self) -> bool:
         """Nothing is left to launch."""
         return self.between_chunks and self.left.new_tokens == 0
+
+    @property
+    def parked_bytes(self) -> int:
+        """Hidden state between its items; between chunks there is none."""
+        return 0 if self.between_chunks else self.begun.new_tokens * self.bytes_per_token
 
     def begin_chunk(self, tokens: int) -> None:
         """The next so many tokens, or all that are left."""
@@ -114,6 +127,8 @@ class PrefillJob:
             chunk_pairs=0 if between else self.begun.pairs,
             tokens_left=self.left.new_tokens,
             pairs_left=self.left.pairs,
+            class_rank=self.class_rank,
+            parked_bytes=self.parked_bytes,
         )
 
 
@@ -163,6 +178,8 @@ class DecodeState:
     batch counts as it was, or a decision in between would take its units away."""
     rows: int = 0
     context_tokens: int = 0
+    tbt_slo_ns: int | None = None
+    """The tightest of the rows' classes."""
     newest_step: int = 0
     """The last step that was launched: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0

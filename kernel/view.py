@@ -119,6 +119,10 @@ class Decision(msgspec.Struct, frozen=True):
     """Run the chunk through all layers in one pass with the decode step, on the lane of both. While a decode
     batch runs nothing of prefill is launched by itself, and decode goes alone when no chunk is there."""
 
+    def rule(self, point: str) -> str | None:
+        """The rule that fired at a decision point, as `point/rule`."""
+        return next((rule for rule in self.rules if rule.startswith(f"{point}/")), None)
+
 
 class RequestView(msgspec.Struct, frozen=True):
     """A request, as `admit`, `order`, `victim` and `retain` see it."""

@@ -107,6 +107,11 @@ class ModelRunner:
         """Most prompt tokens whose activations one item may hold."""
         return largest_chunk(self.decoder.config)
 
+    @property
+    def parked_bytes_per_token(self) -> int:
+        """Hidden state of one token, as it is parked: float32."""
+        return 4 * self.decoder.config.hidden
+
     @torch.inference_mode()
     def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
         """Run `layers` of a chunk of the batch's tokens.

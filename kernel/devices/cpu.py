@@ -76,6 +76,7 @@ class CpuDevice:
         self.pages = runner.pages
         self.chunk_tokens_max = runner.chunk_tokens_max
         self.decode_ahead = 1
+        self.parked_bytes_per_token = runner.parked_bytes_per_token
         self._lanes: dict[tuple[Phase, int], CpuLane] = {}
         self._ended: dict[int, threading.Event] = {}
         self._port: DevicePort | None = None

@@ -37,6 +37,8 @@ END_TOKEN = 256
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 KEPT_STEPS = 1
 """Decode steps before the last whose tokens are kept for those that follow."""
+PARKED_BYTES_PER_TOKEN = 8192
+"""A hidden state of 4096 numbers of two bytes."""
 END_EVERY = 509
 """One sampled token in so many is the end token."""
 
@@ -88,6 +90,7 @@ class SimDevice:
         costs: SimCosts | None = None,
         granularity: int = 1,
         chunk_tokens_max: int = 1 << 20,
+        parked_bytes_per_token: int = PARKED_BYTES_PER_TOKEN,
     ) -> None:
         self.name = f"sim:{units}"
         self.units = units
@@ -95,6 +98,7 @@ class SimDevice:
         self.pages = pages
         self.chunk_tokens_max = chunk_tokens_max
         self.decode_ahead = 1
+        self.parked_bytes_per_token = parked_bytes_per_token
         self._costs = costs or SimCosts()
         self._granularity = granularity
         self._slots: npt.NDArray[np.int64] = np.full(pages * PAGE_SIZE, -1, dtype=np.int64)

@@ -15,7 +15,7 @@ from virtual_server import MS, S, VirtualServer, expected_tokens
 POISON: dict[str, Any] = {
     "prefill": PrefillDone(999, b"", 0, False),
     "decode": JoinDecode((), b"\0\0\0\0", False),
-    "admission": PagesReserved((77,), ()),
+    "admission": PagesReserved((77,), (), (5,)),
 }
 
 

@@ -134,7 +134,7 @@ def test_deadline_and_class_reach_the_queue_and_what_has_no_effect_is_noted() ->
     server.run_until(1 * S + S // 2)
     admission = server.runtime.actor("admission")
     assert isinstance(admission, Admission)
-    [request] = admission.state.waiting.values()
+    [request] = admission.state.waiting
     assert (request.deadline_ns - request.arrival_ns, request.request_class) == (S // 4, "gold")
     assert request.priority == -3
     notes = server.outcome("waiting").notes

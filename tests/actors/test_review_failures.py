@@ -128,6 +128,7 @@ class ParkingRunner:
     layers = 4
     pages = 8
     chunk_tokens_max = 4096
+    parked_bytes_per_token = 16
 
     def __init__(self) -> None:
         self.parked: dict[int, bytes] = {}

@@ -37,6 +37,7 @@ class SlowRunner:
     layers = LAYERS
     pages = 64
     chunk_tokens_max = 4096
+    parked_bytes_per_token = 16
 
     def __init__(self) -> None:
         self.spans: list[tuple[object, int, int]] = []
