@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from muxk.client import cli_admin, cli_bench, cli_policies, cli_policy, cli_run, cli_state, cli_talk
+from muxk.client import cli_admin, cli_bench, cli_policies, cli_policy, cli_run, cli_state, cli_talk, cli_test
 
 
 def build_app() -> typer.Typer:
@@ -29,6 +29,7 @@ def build_app() -> typer.Typer:
     app.command("abort")(cli_admin.abort)
     app.command("drain")(cli_admin.drain)
     app.command("keys")(cli_admin.keys)
+    app.command("test")(cli_test.run_tests)
     app.command("bench")(cli_bench.bench)
     return app
 
