@@ -223,7 +223,10 @@ class Gateway(Actor):
         request.accepted += 1
         self.state.prompt_was_read(request)
         if not request.ended and request.accepted == len(request.choices):
-            self.tell(request.peer, wire.Accepted(request.name, message.prompt_tokens, message.notes))
+            accepted = wire.Accepted(
+                request.name, message.prompt_tokens, message.notes, message.request_class
+            )
+            self.tell(request.peer, accepted)
 
     def on_request_refused(self, message: RequestRefused) -> None:
         self.state.refused += self._fail(message.request_id, message.code, message.reason)

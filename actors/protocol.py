@@ -177,6 +177,8 @@ class Accepted(Event, frozen=True, omit_defaults=True):
     prompt_tokens: int
     notes: tuple[str, ...] = ()
     """What the client should know: fields that have no effect under the policy in force."""
+    request_class: str = ""
+    """The class that the policy put it in, which may not be the one that was named."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

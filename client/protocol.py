@@ -10,14 +10,14 @@ Encoding. Each frame is one MessagePack value: a map with the key `type`, which 
 struct's fields. Fields with a default may be left out. The server refuses unknown fields in commands;
 a client should ignore unknown fields in events. Nothing is ever pickled. A client sends one command a frame:
 
-    Hello  Submit  Abort  GetState                    on either socket
-    SwapPolicy  AbortAny  Drain                       on the admin socket only
+    Hello  Submit  Abort  GetState  Explain           on either socket
+    SwapPolicy  SetShadow  AbortAny  Drain            on the admin socket only
 
 and the server answers with frames that hold a list of events (everything one decode step brought for this
 client comes in one frame):
 
     Welcome  Accepted  Prompt  Tokens  ChoiceFinished  Finished  Failed
-    DuplicateRequest  State  PolicySwapped  AbortedAny  ProtocolError  Draining
+    DuplicateRequest  State  Explained  PolicySwapped  ShadowSet  AbortedAny  ProtocolError  Draining
 
 An exchange, as JSON for reading (`->` to the server, `<-` from it):
 
@@ -25,7 +25,7 @@ An exchange, as JSON for reading (`->` to the server, `<-` from it):
     <- {"events": [{"type": "Welcome", "version": 1, "model": "smollm2-135m-instruct", "device": "cpu",
                     "policy": "muxwise", "max_context_tokens": 2048, "vocabulary_size": 49152}]}
     -> {"type": "Submit", "request_id": "r1", "prompt": "Once upon", "max_tokens": 3, "temperature": 0.0}
-    <- {"events": [{"type": "Accepted", "request_id": "r1", "prompt_tokens": 2}]}
+    <- {"events": [{"type": "Accepted", "request_id": "r1", "prompt_tokens": 2, "request_class": "default"}]}
     <- {"events": [{"type": "Tokens", "request_id": "r1", "text": " a", "token_ids": [253]}]}
     <- {"events": [{"type": "Tokens", "request_id": "r1", "text": " time", "token_ids": [655]}]}
     <- {"events": [{"type": "Tokens", "request_id": "r1", "text": ",", "token_ids": [28]},
@@ -54,11 +54,15 @@ Rules.
   either, `max_tokens` may be 0: the request then ends with `length` after its prompt.
 - A log-probability is a list: token id, bytes of the token, log-probability, rank, and three lists of equal
   length with the ids, bytes and log-probabilities of the likeliest tokens.
-- `Accepted.notes` says which fields have no effect under the policy in force, such as `priority`.
+- `Accepted.notes` says which fields have no effect under the policy in force, such as `priority`, and
+  `Accepted.request_class` which of its classes the policy chose.
 - `Tokens.text` may lag behind `Tokens.token_ids`: it never splits a character and never shows a part of a
   stop string. The concatenation of all texts is the answer.
 - `Abort` is legal at any time; the request then ends with `Finished` and the reason `abort`.
-- `GetState`, `SwapPolicy` and `AbortAny` carry a `ticket` that comes back in the answer.
+- `GetState`, `Explain`, `SwapPolicy`, `SetShadow` and `AbortAny` carry a `ticket` that comes back in the answer.
+- `Explain` tells on the clients' socket of requests of the same connection only, and of decisions only those
+  that are about one of them alone: what others asked for, and when, is nobody else's business. Whoever can open
+  the admin socket runs the server and sees all; texts of prompts and outputs are in no explanation.
 - A client that closes its connection, or whose machine vanishes, has its requests aborted within about 12 s.
   Leave ZeroMQ's heartbeats off (`kernel/keepalive.py` says why); `Hello` serves as a ping.
 - What a client does not read is held back for it, 256 KiB at most; when there is more, or it has read nothing
@@ -83,6 +87,9 @@ from muxk.actors.protocol import (
     Draining,
     DuplicateRequest,
     Event,
+    Explain,
+    Explained,
+    ExplainedRequest,
     Failed,
     Finished,
     Frame,
@@ -91,6 +98,8 @@ from muxk.actors.protocol import (
     PolicySwapped,
     Prompt,
     ProtocolError,
+    SetShadow,
+    ShadowSet,
     State,
     Submit,
     SwapPolicy,
@@ -113,6 +122,9 @@ __all__ = [
     "Draining",
     "DuplicateRequest",
     "Event",
+    "Explain",
+    "Explained",
+    "ExplainedRequest",
     "Failed",
     "Finished",
     "Frame",
@@ -121,6 +133,8 @@ __all__ = [
     "PolicySwapped",
     "Prompt",
     "ProtocolError",
+    "SetShadow",
+    "ShadowSet",
     "State",
     "Submit",
     "SwapPolicy",
