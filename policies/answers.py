@@ -6,19 +6,22 @@ A new verb of a point is a case here; a new point is a row of `POINTS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muxk.kernel.view import RequestView
+from muxk.policies.classes import Classes
 from muxk.policies.closures import Run, negate
 from muxk.policies.expressions import Expression, compile_expression
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
-from muxk.policies.names import RequestScope, SortScope, shared, vocabulary
+from muxk.policies.names import vocabulary
 from muxk.policies.problems import Report, did_you_mean, one_of
+from muxk.policies.scopes import RequestScope, SortScope, shared
 from muxk.policies.splits import parse_split
 from muxk.policies.units import Type
-from muxk.policies.vocabulary import Constant
+from muxk.policies.vocabulary import Constant, Vocabulary
 
 LARGEST_COUNT = 1 << 31
 MAX_KEYS = 8
@@ -34,11 +37,21 @@ class Context:
 
     report: Report
     constants: Mapping[str, Constant]
-    names: set[str] = field(default_factory=set)
-    """What the expressions compiled so far mention; collected for each rule."""
+    classes: Classes | None = None
+    variables: Mapping[str, Scalar] = field(default_factory=dict)
+    expressions: list[Expression] = field(default_factory=list)
+    """Those that were compiled so far; collected for each rule."""
+    vocabularies: dict[str, Vocabulary] = field(default_factory=dict)
+    """By place, those asked for so far."""
+
+    def vocabulary(self, place: str) -> Vocabulary:
+        """What expressions of a place may name in this policy."""
+        if place not in self.vocabularies:
+            self.vocabularies[place] = vocabulary(place, self.constants, self.classes, self.variables)
+        return self.vocabularies[place]
 
     def expression(
-        self, node: Node | None, wanted: Type, place: str, sort_key: bool = False
+        self, node: Node | None, wanted: Type | tuple[Type, ...], place: str, sort_key: bool = False
     ) -> Expression | None:
         """The expression of a scalar node; None, with a report, when it is no such thing."""
         if node is None:
@@ -47,10 +60,9 @@ class Context:
             hint = "inside { } put quotes around it"
             self.report.add(node.mark, f"an expression is expected, not {describe(node)}", hint)
             return None
-        names = vocabulary(place, self.constants)
-        expression = compile_expression(node, wanted, names, self.report, sort_key)
+        expression = compile_expression(node, wanted, self.vocabulary(place), self.report, sort_key)
         if expression is not None:
-            self.names.update(expression.names)
+            self.expressions.append(expression)
         return expression
 
     def word(self, node: Node, words: tuple[str, ...], what: str) -> str | None:
@@ -123,11 +135,13 @@ def _parse_keys(place: str) -> Callable[[Node, Context], Answer | None]:
         if not 0 < len(items) <= MAX_KEYS:
             context.report.add(by.mark, f"1 to {MAX_KEYS} sort keys are expected, not {len(items)}")
             return None
-        keys = [context.expression(item, Type.ANY, f"a key of {place}", sort_key=True) for item in items]
-        order = Keys(tuple(_key_run(key) for key in keys if key is not None))
-        return lambda scope: order
+        keys = [context.expression(item, _SORTABLE, f"a key of {place}", sort_key=True) for item in items]
+        return Keys(tuple(_key_run(key) for key in keys if key is not None)).order
 
     return parse
+
+
+_SORTABLE = (Type.NUMBER, Type.DURATION, Type.MOMENT, Type.SIZE, Type.PERCENT, Type.BOOL)
 
 
 def _key_run(key: Expression) -> Run:
@@ -140,7 +154,12 @@ class Keys:
 
     runs: tuple[Run, ...]
 
-    def reader(self, requests: Any, now_ns: int) -> Callable[[int], Any]:
+    def order(self, scope: SortScope) -> tuple[int, ...]:
+        """Indices of the requests of a scope, first to last; equal ones keep their sequence."""
+        reader = self._reader(scope.requests, scope.now_ns)
+        return tuple(sorted(range(scope.count), key=reader))
+
+    def _reader(self, requests: Sequence[RequestView], now_ns: int) -> Callable[[int], Any]:
         """From an index of `requests` to its sort key."""
         scope = RequestScope(requests[0], now_ns)
         runs = self.runs
@@ -244,22 +263,18 @@ def _parse_retain(node: Node, context: Context) -> Answer | None:
     return None if word is None else lambda scope: word == "keep"
 
 
-def _sort_fallback(keys: Keys) -> Callable[[SortScope], Keys]:
-    return lambda scope: keys
-
-
 def _parse_split_rule(node: Node, context: Context) -> Answer | None:
     return parse_split(node, context.report, context.expression)
 
 
 POINTS: Mapping[str, PointKind] = {
     "admit": PointKind(_parse_admit, _admit_fallback),
-    "order": PointKind(_parse_keys("order"), _sort_fallback(BY_ARRIVAL)),
+    "order": PointKind(_parse_keys("order"), BY_ARRIVAL.order),
     "form": PointKind(_parse_form, lambda scope: (1, 1)),
     "split": PointKind(_parse_split_rule, lambda scope: shared(scope.view)),
     "slice": PointKind(_parse_slice, lambda scope: (1, None, False)),
     "preempt": PointKind(_parse_preempt, lambda scope: False),
-    "victim": PointKind(_parse_keys("victim"), _sort_fallback(LATEST_FIRST)),
+    "victim": PointKind(_parse_keys("victim"), LATEST_FIRST.order),
     "retain": PointKind(_parse_retain, lambda scope: True),
 }
 """Decision points, in the order of a request's life."""

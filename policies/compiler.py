@@ -176,7 +176,7 @@ class _Compiler:
         if code.type in types or code.type is Type.ANY:
             return True
         needed = one_of(type_.phrase for type_ in types)
-        hint = unit_hint(types[0], code.type) if len(types) <= 2 else ""
+        hint = unit_hint(types[0], code.type) if len(types) <= 2 or code.type is Type.NAME else ""
         self._problem(node, f"{what or 'this'} must be {needed}, not {code.type.phrase}", hint)
         return False
 
@@ -268,11 +268,14 @@ class _Compiler:
 
     def _unknown(self, node: ast.expr, text: str) -> Code:
         known, functions = self._vocabulary.names, self._vocabulary.functions
-        place = "a variable" if self._is_variable else self._vocabulary.place
+        place = self._vocabulary.place
         if text in BUILTINS or text in functions:
             return self._problem(node, f"'{text}' is a function", f"write {text}(...)")
         if text in self._vocabulary.elsewhere:
             return self._not_here(node, text, f"'{text}' is not known in {place}")
+        if self._is_variable:
+            every = sorted({*known, *self._vocabulary.elsewhere})
+            return self._problem(node, f"unknown name '{text[:60]}' in a variable", did_you_mean(text, every))
         under = [name for name in known if name.startswith(text + ".")]
         names = [*known, *(VARIABLE + name for name in self._vocabulary.variables)]
         if VARIABLE + text in names:

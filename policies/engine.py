@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,25 @@ from muxk.kernel.view import (
     FormView,
     Limits,
     OrderAnswer,
-    RequestClass,
     RequestView,
     RetainAnswer,
     VictimAnswer,
     View,
 )
-from muxk.policies.answers import BY_ARRIVAL, LATEST_FIRST, POINTS, Answer, Context, Keys, Verdict
-from muxk.policies.closures import Run
+from muxk.policies.answers import POINTS, Context, Verdict
+from muxk.policies.classes import Classes
 from muxk.policies.loader import MAX_CHARACTERS, load
 from muxk.policies.marks import Node, plain
-from muxk.policies.names import DecideScope, RequestScope, SortScope
-from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean, explain
-from muxk.policies.schema import DEFAULTS, PolicySource, RuleSource, read_policy
-from muxk.policies.units import TtftSlo, Type
+from muxk.policies.migrations import current
+from muxk.policies.points import CLASSES, compile_points, mentions, params_in_force, quoted_in
+from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean
+from muxk.policies.rules import OnError as OnError
+from muxk.policies.rules import Point as Point
+from muxk.policies.rules import Rule as Rule
+from muxk.policies.schema import DEFAULTS, PolicySource, read_policy
+from muxk.policies.scopes import DecideScope, RequestScope, SortScope
+from muxk.policies.shares import with_classes
+from muxk.policies.units import TtftSlo
 
 _PRIORITIES = frozenset({"request.priority", "head.priority"})
 _DEADLINES = frozenset(
@@ -44,40 +49,6 @@ _DEADLINES = frozenset(
     for who in ("request", "head", "running", "parked", "candidate")
     for what in ("deadline", "slack")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A compiled rule; `when` is None for one that always matches."""
-
-    label: str
-    """`point/name`."""
-    when: Run | None
-    then: Answer
-    names: frozenset[str]
-    """Names of the decision point that its condition and its answer mention."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The compiled rules of a decision point."""
-
-    name: str
-    rules: tuple[Rule, ...]
-    fallback: Answer
-    skip_failing_rules: bool
-
-    def ask(self, scope: Any, errors: list[str]) -> tuple[str, Any]:
-        """The label of the rule that answers, and its answer; what went wrong is added to `errors`."""
-        for rule in self.rules:
-            try:
-                if rule.when is None or rule.when(scope):
-                    return rule.label, rule.then(scope)
-            except Exception as error:  # a rule must never stop serving, whatever a view holds
-                errors.append(f"{rule.label}: {explain(error)}")
-                if not self.skip_failing_rules:
-                    break
-        return f"{self.name}/default", self.fallback(scope)
 
 
 @dataclass(frozen=True)
@@ -90,24 +61,38 @@ class CompiledPolicy:
     tbt_slo_ns: int
     ttft: TtftSlo
     points: Mapping[str, Point]
+    """By name, and `classes`."""
+    class_rows: Classes
+    """What its classes are owed."""
+    version: str = ""
     description: str = ""
     reads_priority: bool = False
     """Whether any rule that can be reached looks at the priority of a request."""
     reads_deadline: bool = False
     """The same of a deadline."""
-    classes: tuple[str, ...] = ("default",)
     known_classes: tuple[str, ...] = ()
-    """Classes that a client can name."""
+    """What clients can name as the class of a request: conditions of its classes ask for these."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of its params in force, by name."""
+    source: PolicySource | None = field(default=None, repr=False, compare=False)
+    """As it was read."""
+    warnings: tuple[Problem, ...] = field(default=(), compare=False)
+    """What was noted while it was read, such as an earlier version of the language."""
 
     def __post_init__(self) -> None:
-        assert set(self.points) == set(POINTS), "defaults.yaml answers every point"
+        assert set(self.points) == {*POINTS, CLASSES}, "defaults.yaml answers every point"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of its classes, by rank."""
+        return self.class_rows.names
 
     def classify(self, request: RequestView) -> ClassAnswer:
-        """The class of a request."""
-        ttft_ns = self.ttft.at(request.prompt_tokens)
-        return ClassAnswer(RequestClass("default", 0, self.tbt_slo_ns, ttft_ns), "classes/default")
+        """The class of a request: the first whose condition holds."""
+        errors: list[str] = []
+        label, rank = self.points[CLASSES].ask(RequestScope(request, 0), errors)
+        chosen = self.class_rows.rows[rank].of(request.prompt_tokens)
+        return ClassAnswer(chosen, label, tuple(errors))
 
     def admit(self, view: AdmitView) -> AdmitAnswer:
         """Accept, refuse or shed a request."""
@@ -122,8 +107,11 @@ class CompiledPolicy:
         """Indices of `requests`, first to be served first; by arrival when a sort key fails."""
         if not requests:
             return OrderAnswer((), "order/nobody")
-        label, order, errors = self._sorted("order", requests, now_ns, BY_ARRIVAL)
-        return OrderAnswer(order, label, errors)
+        errors: list[str] = []
+        label, order = self.points["order"].ask(SortScope(requests, now_ns), errors)
+        if self.class_rows.has_shares or self.class_rows.has_max_wait:
+            order = with_classes(order, requests, self.class_rows, now_ns, service)
+        return OrderAnswer(order, label, tuple(errors))
 
     def form(self, view: FormView) -> FormAnswer:
         """How large the next prefill batch may be."""
@@ -152,27 +140,15 @@ class CompiledPolicy:
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
         """Who to recompute later; the latest to arrive when a sort key fails. `requests` holds one."""
         assert requests, "somebody holds the pages"
-        label, order, errors = self._sorted("victim", requests, now_ns, LATEST_FIRST)
-        return VictimAnswer(order[0], label, errors)
+        errors: list[str] = []
+        label, order = self.points["victim"].ask(SortScope(requests, now_ns), errors)
+        return VictimAnswer(order[0], label, tuple(errors))
 
     def retain(self, request: RequestView) -> RetainAnswer:
         """Keep the pages of a finished request in the prefix index."""
         errors: list[str] = []
         label, keep = self.points["retain"].ask(RequestScope(request, 0), errors)
         return RetainAnswer(keep, label, tuple(errors))
-
-    def _sorted(
-        self, point: str, requests: Sequence[RequestView], now_ns: int, fallback: Keys
-    ) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-        errors: list[str] = []
-        label, keys = self.points[point].ask(SortScope(len(requests), now_ns), errors)
-        indices = range(len(requests))
-        try:
-            order = sorted(indices, key=keys.reader(requests, now_ns))
-        except Exception as error:  # a failing sort key must not stop serving
-            errors.append(f"{label}: {explain(error)}")
-            order = sorted(indices, key=fallback.reader(requests, now_ns))
-        return label, tuple(order), tuple(errors)
 
 
 def compile_policy(
@@ -188,9 +164,9 @@ def compile_policy(
         PolicyError: with every mistake that was found.
     """
     report = Report()
-    root = load(text, filename, report)
+    root = load(current(text, filename, report), filename, report)
     source = read_policy(root, settings or {}, _shipped_root, report) if root is not None else None
-    points = _points(source, Context(report, source.constants)) if source is not None else {}
+    points = {} if source is None else compile_points(source, _context(source, report))
     report.raise_any()
     assert source is not None, "a policy that can not be read has a problem"
     return CompiledPolicy(
@@ -200,11 +176,20 @@ def compile_policy(
         tbt_slo_ns=source.tbt_ns,
         ttft=source.ttft,
         points=points,
+        class_rows=source.classes,
+        version=source.version,
         description=source.description,
-        reads_priority=_mentions(points, _PRIORITIES),
-        reads_deadline=_mentions(points, _DEADLINES),
-        params=_params(source),
+        reads_priority=mentions(points, _PRIORITIES),
+        reads_deadline=mentions(points, _DEADLINES),
+        known_classes=quoted_in(points[CLASSES]),
+        params=params_in_force(source),
+        source=source,
+        warnings=report.problems,
     )
+
+
+def _context(source: PolicySource, report: Report) -> Context:
+    return Context(report, source.constants, source.classes, source.variables)
 
 
 def load_policy(path_or_name: str | Path, settings: Mapping[str, str] | None = None) -> CompiledPolicy:
@@ -249,58 +234,13 @@ def _read(path: Path) -> str:
     raise PolicyError([Problem(str(path), 1, 1, message, hint, "")])
 
 
-def _points(source: PolicySource, context: Context) -> dict[str, Point]:
-    return {
-        name: Point(
-            name,
-            _reachable([_rule(name, context, rule) for rule in rules]),
-            POINTS[name].fallback,
-            source.skip_failing_rules,
-        )
-        for name, rules in source.points.items()
-    }
-
-
-def _params(source: PolicySource) -> dict[str, Any]:
-    prefix = "params."
-    constants = source.constants.items()
-    return {name.removeprefix(prefix): known.value for name, known in constants if name.startswith(prefix)}
-
-
-def _mentions(points: Mapping[str, Point], names: frozenset[str]) -> bool:
-    """Whether a rule that can be reached mentions one of the names."""
-    return any(names & rule.names for point in points.values() for rule in point.rules)
-
-
-def _rule(point: str, context: Context, rule: RuleSource) -> Rule | None:
-    """A compiled rule, or None for one whose condition is false under these params, or wrong."""
-    context = replace(context, names=set())
-    when = context.expression(rule.when, Type.BOOL, point)
-    then = POINTS[point].parse(rule.then, context) if rule.then is not None else None
-    if then is None or (rule.when is not None and when is None):
-        if rule.then is not None and not context.report:
-            context.report.add(rule.then.mark, f"this is no answer of {point}")
-        return None
-    if when is None or when.constant is True:
-        return Rule(f"{point}/{rule.name}", None, then, frozenset(context.names))
-    if when.constant is False:
-        return None
-    return Rule(f"{point}/{rule.name}", when.run, then, frozenset(context.names))
-
-
-def _reachable(rules: Sequence[Rule | None]) -> tuple[Rule, ...]:
-    """Rules up to the first that always matches."""
-    reached: list[Rule] = []
-    for rule in rules:
-        if rule is not None:
-            reached.append(rule)
-            if rule.when is None:
-                break
-    return tuple(reached)
-
-
 def _sha(source: PolicySource) -> str:
     """Of what the policy says, not of how it is laid out: comments and key order do not count."""
-    content = {"name": source.name, "spec": plain(source.spec), "settings": dict(source.settings)}
+    content = {
+        "name": source.name,
+        "version": source.version,
+        "spec": plain(source.spec),
+        "settings": dict(source.settings),
+    }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -31,6 +31,13 @@ class Scalar:
     start: int
     """Index of its first character in the source, quote or block sign included."""
     end: int
+    before: str = ""
+    """What stands before `text` in the same scalar and was taken off."""
+
+    def after(self, count: int) -> Scalar:
+        """What is left without the first characters."""
+        before = self.before + self.text[:count]
+        return Scalar(self.text[count:], self.style, self.mark, self.start, self.end, before)
 
     def mark_at(self, offset: int) -> Mark:
         """The mark of a character of `text`, found by walking text and source side by side.
@@ -39,13 +46,14 @@ class Scalar:
         """
         raw = self.mark.source.text
         index = self._first_index(raw)
-        for position, character in enumerate(self.text):
+        wanted = offset + len(self.before)
+        for position, character in enumerate(self.before + self.text):
             if not character.isspace():
                 index = _find(raw, character, index, self.end)
-                if position >= offset:
+                if position >= wanted:
                     return self.mark.source.mark(index)
                 index += 1
-            elif position >= offset:
+            elif position >= wanted:
                 break
         return self.mark.source.mark(min(index, self.end))
 
@@ -140,6 +148,15 @@ def describe(node: Node) -> str:
     if isinstance(node, MappingNode):
         return "a mapping"
     return "nothing" if is_null(node) else f"'{node.text[:40]}'"
+
+
+def written(node: Node) -> str:
+    """A node on one line, about as it was written."""
+    if isinstance(node, Scalar):
+        return " ".join(node.text.split())
+    if isinstance(node, SequenceNode):
+        return f"[{', '.join(written(item) for item in node.items)}]"
+    return "{" + ", ".join(f"{entry.key.text}: {written(entry.value)}" for entry in node) + "}"
 
 
 def whole(source: Source, text: str) -> Scalar:

@@ -1,167 +1,30 @@
-"""What expressions may name at each decision point, and the scopes that those names read.
-
-A scope is what the closures of one decision get: the view itself (admit, form), or a small object around it.
-A new name is one row here.
-"""
+"""What expressions may name at each decision point. A new name is one row here."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
-from muxk.kernel.view import PrefillView, RequestView, View
-from muxk.kernel.work import PAGE_SIZE, Split
+from muxk.kernel.view import PrefillView
+from muxk.kernel.work import PAGE_SIZE
+from muxk.policies.classes import Classes, only_class
+from muxk.policies.marks import Scalar
 from muxk.policies.problems import ABSENT, RuleError
-from muxk.policies.units import Type
-from muxk.policies.vocabulary import Constant, Function, Name, Vocabulary
+from muxk.policies.scopes import DecideScope as DecideScope
+from muxk.policies.scopes import RequestScope as RequestScope
+from muxk.policies.scopes import SortScope as SortScope
+from muxk.policies.scopes import estimate_chunk as estimate_chunk
+from muxk.policies.scopes import estimate_decode as estimate_decode
+from muxk.policies.scopes import estimate_prefill_layer as estimate_prefill_layer
+from muxk.policies.scopes import prefill_time_ns
+from muxk.policies.scopes import shared as shared
+from muxk.policies.units import TtftSlo, Type
+from muxk.policies.vocabulary import MAX_COST, Constant, Function, Name, Vocabulary
 
-_N, _D, _M, _B = Type.NUMBER, Type.DURATION, Type.MOMENT, Type.BOOL
-
-
-class DecideScope:
-    """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
-
-    __slots__ = ("batch", "layer_ns", "split", "step_ns", "units", "view")
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self.split = view.split
-        """In force at first; then the one that the split rule chose, or tries."""
-        self.units = 0
-        """Units of the phase that `fewest` looks for, in the split it tries."""
-        self.batch: PrefillView | None = view.running or view.parked or view.candidate
-        """The prefill batch whose layers would be launched next."""
-        self.step_ns: dict[int, float] = {}
-        self.layer_ns: dict[tuple[int, int, int], float] = {}
-        """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
-
-
-class RequestScope:
-    """Scope of sort keys and of retain; one object serves all requests of a sort."""
-
-    __slots__ = ("now_ns", "request")
-
-    def __init__(self, request: RequestView, now_ns: int) -> None:
-        self.request = request
-        self.now_ns = now_ns
-
-
-class SortScope:
-    """Scope of the conditions of order and victim."""
-
-    __slots__ = ("now_ns", "requests")
-
-    def __init__(self, requests: int, now_ns: int) -> None:
-        self.requests = requests
-        self.now_ns = now_ns
-
-
-def prefill_time_ns(scope: DecideScope, batch: PrefillView) -> float:
-    """Estimated time of what a batch has left, on the prefill units in force (else on all), in ns.
-
-    The layers left of the chunk that was begun, and all layers of the tokens of no chunk yet, as one chunk.
-
-    Raises:
-        RuleError: nothing was measured yet.
-    """
-    units = scope.split.prefill_units or scope.view.units_total
-    begun_ns = rest_ns = 0.0
-    if batch.chunk_tokens:
-        begun_ns = batch.layers_left * _layer_ns(scope, units, batch.chunk_tokens, batch.chunk_pairs)
-    if batch.tokens_left:
-        rest_ns = scope.view.layers * _layer_ns(scope, units, batch.tokens_left, batch.pairs_left)
-    return begun_ns + rest_ns
-
-
-def _layer_ns(scope: DecideScope, units: int, tokens: int, pairs: int) -> float:
-    key = (units, tokens, pairs)
-    known = scope.layer_ns.get(key)
-    if known is not None:
-        return known
-    estimates = scope.view.estimates
-    if not estimates.prefill:
-        raise RuleError("no prefill was measured yet; ask estimate.known first")
-    layer_ns = _time(estimates.prefill_layer_ns(units, tokens, pairs))
-    scope.layer_ns[key] = layer_ns
-    return layer_ns
-
-
-def _time(value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise RuleError("an estimate is not a time")
-    return value
-
-
-def estimate_decode(scope: DecideScope, units: float) -> float:
-    """Guarded time of a decode step of the running batch on a number of units, in ns.
-
-    Raises:
-        RuleError: no units, or nothing was measured yet.
-    """
-    known = scope.step_ns.get(whole := int(units))
-    if known is not None:
-        return known
-    if whole < 1:
-        raise RuleError("estimate.decode needs at least 1 unit")
-    view = scope.view
-    if not view.estimates.decode:
-        raise RuleError("no decode step was measured yet; ask estimate.known first")
-    step_ns = _time(view.estimates.decode_ns(whole, view.decode.batch, view.decode.context_tokens))
-    scope.step_ns[whole] = step_ns
-    return step_ns
-
-
-def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
-    """Time of one layer of the chunk that runs next on a number of units, in ns.
-
-    That is the chunk that was begun, else all that is left of the batch that runs next.
-
-    Raises:
-        RuleError: no units, no batch, or nothing was measured yet.
-    """
-    if units < 1:
-        raise RuleError("estimate.prefill_layer needs at least 1 unit")
-    batch = _next_batch(scope)
-    if batch.chunk_tokens:
-        return _layer_ns(scope, int(units), batch.chunk_tokens, batch.chunk_pairs)
-    return _layer_ns(scope, int(units), batch.tokens_left, batch.pairs_left)
-
-
-def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
-    """Most tokens that a chunk may have to run through all layers on a number of units within a time.
-
-    Of the tokens in no chunk yet of the batch that runs next; 0 when not even one fits.
-
-    Raises:
-        RuleError: no units, no batch, or nothing was measured yet.
-    """
-    if units < 1:
-        raise RuleError("estimate.chunk needs at least 1 unit")
-    batch = _next_batch(scope)
-    fits, fails = 0, batch.tokens_left + 1
-    while fails - fits > 1:
-        tokens = (fits + fails) // 2
-        layer_ns = _layer_ns(scope, int(units), tokens, _first_pairs(batch, tokens))
-        if layer_ns * scope.view.layers <= time_ns:
-            fits = tokens
-        else:
-            fails = tokens
-    return fits
-
-
-def _first_pairs(batch: PrefillView, tokens: int) -> int:
-    """Query-key pairs of the first of the tokens left: exact for one prompt, near it for several."""
-    left, pairs = batch.tokens_left, batch.pairs_left
-    before = max(0.0, pairs / left - (left + 1) / 2)
-    return min(pairs, tokens * (tokens + 1) // 2 + round(tokens * before))
-
-
-def _next_batch(scope: DecideScope) -> PrefillView:
-    if scope.batch is None:
-        raise RuleError("there is no prefill batch; ask prefill.pending first")
-    return scope.batch
+_N, _D, _M, _B, _S = Type.NUMBER, Type.DURATION, Type.MOMENT, Type.BOOL, Type.SIZE
 
 
 def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:
@@ -169,29 +32,31 @@ def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:
     get: Callable[[Any], Any] = attrgetter(attribute)
     needs = f"{root}.{presence}"
 
-    def plain(field: str, type_: Type, about: str) -> Name:
-        return Name(type_, attrgetter(f"{attribute}.{field}"), about, needs)
+    def plain(field: str, type_: Type, about: str, least: float | None = None) -> Name:
+        return Name(type_, attrgetter(f"{attribute}.{field}"), about, needs, least)
 
-    def derived(type_: Type, read: Callable[[Any, Any], Any], about: str) -> Name:
-        return Name(type_, lambda scope: read(scope, get(scope)), about, needs)
+    def derived(read: Callable[[Any, Any], Any], about: str, least: float | None = None) -> Name:
+        return Name(_D, lambda scope: read(scope, get(scope)), about, needs, least)
 
     fields = {
-        "requests": plain("requests", _N, "requests in the batch"),
-        "new_tokens": plain("new_tokens", _N, "tokens to compute, from first to last"),
-        "reused_tokens": plain("reused_tokens", _N, "tokens whose KV is there already"),
-        "pairs": plain("pairs", _N, "query-key pairs to compute per head, from first to last"),
-        "layers_left": plain("layers_left", _N, "layers not launched yet, of the chunk that was begun"),
-        "chunk_tokens": plain("chunk_tokens", _N, "of the chunk that was begun; 0 between chunks"),
-        "chunk_pairs": plain("chunk_pairs", _N, "query-key pairs of that chunk"),
-        "tokens_left": plain("tokens_left", _N, "tokens to compute that are in no chunk yet"),
-        "pairs_left": plain("pairs_left", _N, "query-key pairs of those"),
+        "requests": plain("requests", _N, "requests in the batch", 1),
+        "new_tokens": plain("new_tokens", _N, "tokens to compute, from first to last", 0),
+        "reused_tokens": plain("reused_tokens", _N, "tokens whose KV is there already", 0),
+        "pairs": plain("pairs", _N, "query-key pairs to compute per head, from first to last", 0),
+        "layers_left": plain("layers_left", _N, "layers not launched yet, of the chunk that was begun", 0),
+        "chunk_tokens": plain("chunk_tokens", _N, "of the chunk that was begun; 0 between chunks", 0),
+        "chunk_pairs": plain("chunk_pairs", _N, "query-key pairs of that chunk", 0),
+        "tokens_left": plain("tokens_left", _N, "tokens to compute that are in no chunk yet", 0),
+        "pairs_left": plain("pairs_left", _N, "query-key pairs of those", 0),
         "arrival": plain("arrival_ns", _M, "of its oldest request"),
         "deadline": plain("deadline_ns", _M, "earliest TTFT deadline"),
-        "depth": plain("depth", _N, "1 if it preempted another batch, else 0"),
-        "preemptions": plain("preemptions", _N, "how often it was parked"),
-        "age": derived(_D, lambda scope, batch: scope.view.now_ns - batch.arrival_ns, "now - arrival"),
-        "time_left": derived(_D, _time_left, "estimated time of all that is left, on the prefill units"),
-        "slack": derived(_D, _slack, "deadline - now - time_left"),
+        "depth": plain("depth", _N, "1 if it preempted another batch, else 0", 0),
+        "preemptions": plain("preemptions", _N, "how often it was parked", 0),
+        "class_rank": plain("class_rank", _N, "the best (least) class.rank of its requests", 0),
+        "bytes": plain("parked_bytes", _S, "hidden state that is kept on the device while it is parked", 0),
+        "age": derived(lambda scope, batch: scope.view.now_ns - batch.arrival_ns, "now - arrival", 0),
+        "time_left": derived(_time_left, "estimated time of all that is left, on the prefill units", 0),
+        "slack": derived(_slack, "deadline - now - time_left"),
     }
     names = {f"{root}.{field}": name for field, name in fields.items()}
     names[needs] = Name(_B, lambda scope: get(scope) is not None, "true when there is one")
@@ -225,67 +90,106 @@ def _prefill_pending(scope: DecideScope) -> bool:
     return scope.batch is not None
 
 
+def _rows(
+    root: str, prefix: str, rows: tuple[tuple[str, str, Type, float | None, str], ...]
+) -> dict[str, Name]:
+    """Names `root.key` for rows of (key, attribute, type, least, about)."""
+    return {
+        f"{root}.{key}": Name(type_, attrgetter(prefix + attribute), about, "", least)
+        for key, attribute, type_, least, about in rows
+    }
+
+
 def _resource_names(prefix: str) -> dict[str, Name]:
     """Names of the queue and the pool, in a scope that holds them under a prefix, `` or `view.`."""
+    get_kv: Callable[[Any], Any] = attrgetter(prefix + "kv")
+    queue = (
+        ("requests", "requests", _N, 0, "requests that wait for prefill"),
+        ("tokens", "tokens", _N, 0, "their prompt tokens"),
+    )
+    kv = (
+        ("total", "pages_total", _N, 0, "pages of the pool"),
+        ("free", "pages_free", _N, 0, "pages that an allocation can take"),
+    )
     return {
-        "queue.requests": Name(_N, attrgetter(prefix + "queue.requests"), "requests that wait for prefill"),
-        "queue.tokens": Name(_N, attrgetter(prefix + "queue.tokens"), "their prompt tokens"),
-        "kv.total": Name(_N, attrgetter(prefix + "kv.pages_total"), "pages of the pool"),
-        "kv.free": Name(_N, attrgetter(prefix + "kv.pages_free"), "pages that an allocation can take"),
+        **_rows("queue", prefix + "queue.", queue),
+        **_rows("kv", prefix + "kv.", kv),
+        "kv.used": Name(_N, lambda scope: _used(get_kv(scope)), "kv.total - kv.free", "", 0),
     }
+
+
+def _used(kv: Any) -> int:
+    pages: int = kv.pages_total - kv.pages_free
+    return pages
 
 
 def _decode_names(prefix: str) -> dict[str, Name]:
     """Names of the decode batch, in a scope that holds it under a prefix."""
     rows = (
-        ("batch", "batch", _N, "rows of the decode step; 0 when nothing decodes"),
-        ("context_tokens", "context_tokens", _N, "context of all rows"),
-        ("waiting", "waiting", _B, "a step is submitted and not launched"),
-        ("in_flight", "in_flight", _B, "a step runs"),
-        ("idle", "idle_ns", _D, "time since the last step ended"),
+        ("batch", "batch", _N, 0, "rows of the decode step; 0 when nothing decodes"),
+        ("context_tokens", "context_tokens", _N, 0, "context of all rows"),
+        ("waiting", "waiting", _B, None, "a step is submitted and not launched"),
+        ("in_flight", "in_flight", _B, None, "a step runs"),
+        ("idle", "idle_ns", _D, 0, "time since the last step ended"),
     )
-    return {
-        f"decode.{key}": Name(type_, attrgetter(f"{prefix}decode.{field}"), about)
-        for key, field, type_, about in rows
-    }
+    return _rows("decode", prefix + "decode.", rows)
 
 
-def _request_names(root: str, attribute: str) -> dict[str, Name]:
-    """Names of one request, `request` or `head`, at `attribute` of the scope."""
+def _request_names(root: str) -> dict[str, Name]:
+    """Names of one request, `request` or `head`, which the scope holds under that name."""
     rows = (
-        ("arrival", "arrival_ns", _M, "when it arrived"),
-        ("deadline", "deadline_ns", _M, "when its first token is due"),
-        ("prompt_tokens", "prompt_tokens", _N, "tokens of the prompt"),
-        ("generated_tokens", "generated_tokens", _N, "tokens it got so far"),
-        ("max_tokens", "max_tokens", _N, "tokens it may get"),
-        ("pages", "pages", _N, "KV pages it holds, or needs for its prompt"),
-        ("priority", "priority", _N, "lower is sooner"),
-        ("recomputes", "recomputes", _N, "how often it lost its pages"),
+        ("arrival", "arrival_ns", _M, None, "when it arrived"),
+        ("deadline", "deadline_ns", _M, None, "when its first token is due"),
+        ("prompt_tokens", "prompt_tokens", _N, 1, "tokens of the prompt"),
+        ("generated_tokens", "generated_tokens", _N, 0, "tokens it got so far"),
+        ("max_tokens", "max_tokens", _N, 0, "tokens it may get"),
+        ("pages", "pages", _N, 0, "KV pages it holds, or needs for its prompt"),
+        ("priority", "priority", _N, None, "lower is sooner"),
+        ("recomputes", "recomputes", _N, 0, "how often it lost its pages"),
+        ("class", "class_name", Type.NAME, None, "the class that the policy put it in"),
     )
-    return {
-        f"{root}.{key}": Name(type_, attrgetter(f"{attribute}.{field}"), about)
-        for key, field, type_, about in rows
-    }
+    return _rows(root, f"{root}.", rows)
 
 
 def _timed_request_names(root: str) -> dict[str, Name]:
     """Names of a request that need the time; the scope has `now_ns`."""
     get: Callable[[Any], Any] = attrgetter(root)
     return {
-        f"{root}.age": Name(_D, lambda scope: scope.now_ns - get(scope).arrival_ns, "now - arrival"),
+        f"{root}.age": Name(_D, lambda scope: scope.now_ns - get(scope).arrival_ns, "now - arrival", "", 0),
         f"{root}.slack": Name(_D, lambda scope: get(scope).deadline_ns - scope.now_ns, "deadline - now"),
     }
 
 
+def _class_names(root: str, classes: Classes) -> dict[str, Name]:
+    """Names of the class of the request that a scope holds as `root`."""
+    get_name: Callable[[Any], str] = attrgetter(f"{root}.class_name")
+    return {
+        "class.rank": Name(
+            _N, lambda scope: classes.named(get_name(scope)).rank, "0 for the first class, and so on", "", 0
+        ),
+        "class.share": Name(
+            _N,
+            lambda scope: classes.named(get_name(scope)).weight,
+            "share of the class, 1 without one",
+            "",
+            0,
+        ),
+    }
+
+
+_CLASS_QUEUE: Mapping[str, Name] = {
+    "class.requests": Name(_N, attrgetter("class_queue.requests"), "requests of its class that wait", "", 0),
+    "class.tokens": Name(_N, attrgetter("class_queue.tokens"), "their prompt tokens", "", 0),
+}
 _NOW: Mapping[str, Name] = {"now": Name(_M, attrgetter("now_ns"), "the time")}
 _DECIDE: Mapping[str, Name] = {
     "now": Name(_M, attrgetter("view.now_ns"), "the time"),
-    "units.total": Name(_N, attrgetter("view.units_total"), "units of the device"),
-    "layers.total": Name(_N, attrgetter("view.layers"), "layers of the model"),
+    "units.total": Name(_N, attrgetter("view.units_total"), "units of the device", "", 1),
+    "layers.total": Name(_N, attrgetter("view.layers"), "layers of the model", "", 1),
     **_decode_names("view."),
     **_resource_names("view."),
     "prefill.pending": Name(_B, _prefill_pending, "a batch runs, is parked, or could be formed"),
-    "prefill.in_flight": Name(_N, attrgetter("view.prefill_in_flight"), "prefill items on the device"),
+    "prefill.in_flight": Name(_N, attrgetter("view.prefill_in_flight"), "prefill items on the device", "", 0),
     **_batch_names("running", "active", "view.running"),
     **_batch_names("parked", "waiting", "view.parked"),
     **_batch_names("candidate", "waiting", "view.candidate"),
@@ -293,70 +197,171 @@ _DECIDE: Mapping[str, Name] = {
     "estimate.known": Name(_B, attrgetter("view.estimates.known"), "false until something was measured"),
 }
 _SPLIT_CHOSEN: Mapping[str, Name] = {
-    "decode.units": Name(_N, attrgetter("split.decode_units"), "of the split just chosen"),
-    "prefill.units": Name(_N, attrgetter("split.prefill_units"), "of the split just chosen"),
+    "decode.units": Name(_N, attrgetter("split.decode_units"), "of the split just chosen", "", 0),
+    "prefill.units": Name(_N, attrgetter("split.prefill_units"), "of the split just chosen", "", 0),
 }
 _UNITS = ("units", _N)
 _ESTIMATES: Mapping[str, Function] = {
     "estimate.decode": Function(
-        (_UNITS,), _D, estimate_decode, "decode step of the running batch on so many units", 10
+        (_UNITS,), _D, estimate_decode, "decode step of the running batch on so many units", 10, 0
     ),
     "estimate.prefill_layer": Function(
-        (_UNITS,), _D, estimate_prefill_layer, "one layer of the chunk that runs next", 10
+        (_UNITS,), _D, estimate_prefill_layer, "one layer of the chunk that runs next", 10, 0
     ),
     "estimate.chunk": Function(
-        (_UNITS, ("time", _D)), _N, estimate_chunk, "tokens that fit into a time, through all layers", 80
+        (_UNITS, ("time", _D)), _N, estimate_chunk, "tokens that fit into a time, through all layers", 80, 0
     ),
 }
-_SORT_NAMES: Mapping[str, Name] = {
+_SORT: Mapping[str, Name] = {
     **_NOW,
-    "queue.requests": Name(_N, attrgetter("requests"), "requests to choose from"),
+    "queue.requests": Name(_N, attrgetter("count"), "requests to choose from", "", 1),
 }
-_KEY_NAMES: Mapping[str, Name] = {
+_NO_CLASSES = only_class(1, TtftSlo(1, 0))
+_KEY: Mapping[str, Name] = {
     **_NOW,
-    **_request_names("request", "request"),
+    **_request_names("request"),
     **_timed_request_names("request"),
+    **_class_names("request", _NO_CLASSES),
+}
+_CLASSES: Mapping[str, Name] = {
+    "request.class": Name(
+        Type.NAME, attrgetter("request.request_class"), "the class that the client named, '' for none"
+    ),
+    "request.priority": _KEY["request.priority"],
+    "request.prompt_tokens": _KEY["request.prompt_tokens"],
+    "request.max_tokens": _KEY["request.max_tokens"],
 }
 
 PLACES: Mapping[str, Mapping[str, Name]] = {
+    "classes": _CLASSES,
     "admit": {
-        **_NOW,
-        **_request_names("request", "request"),
-        **_timed_request_names("request"),
+        **_KEY,
+        **_CLASS_QUEUE,
         **_resource_names(""),
-        "queue.bound": Name(_N, attrgetter("queue_bound"), "limits.queue of the policy"),
+        "queue.bound": Name(_N, attrgetter("queue_bound"), "limits.queue of the policy", "", 1),
     },
-    "order": _SORT_NAMES,
-    "a key of order": _KEY_NAMES,
+    "order": _SORT,
+    "a key of order": _KEY,
     "form": {
         **_NOW,
-        **_request_names("head", "head"),
+        **_request_names("head"),
         **_timed_request_names("head"),
+        **_class_names("head", _NO_CLASSES),
         **_resource_names(""),
         **_decode_names(""),
     },
     "split": _DECIDE,
-    "fewest": {**_DECIDE, "units": Name(_N, attrgetter("units"), "units that are tried for this phase")},
+    "fewest": {
+        **_DECIDE,
+        "units": Name(_N, attrgetter("units"), "units that are tried for this phase", "", 1),
+    },
     "preempt": {**_DECIDE, **_SPLIT_CHOSEN},
     "slice": {**_DECIDE, **_SPLIT_CHOSEN},
-    "victim": _SORT_NAMES,
-    "a key of victim": _KEY_NAMES,
-    "retain": _request_names("request", "request"),
+    "victim": _SORT,
+    "a key of victim": _KEY,
+    "retain": {**_request_names("request"), **_class_names("request", _NO_CLASSES)},
     "limits": {},
     "slo": {},
+    "a class": {},
 }
 """Names of each place that holds expressions."""
 
-_WITH_ESTIMATES = ("split", "fewest", "preempt", "slice")
+
+class Often(StrEnum):
+    """How often an expression is computed."""
+
+    ONCE = "once"
+    """When the policy is compiled."""
+    REQUEST = "request"
+    """For each request that comes, ends or waits."""
+    BATCH = "batch"
+    """For each prefill batch that is formed, and each time the queue is sorted."""
+    STEP = "step"
+    """At each decision of the arbiter, thousands a second: nothing here may depend on how many wait."""
 
 
-def vocabulary(place: str, constants: Mapping[str, Constant]) -> Vocabulary:
-    """What expressions of a place may name; `constants` are the policy's params and SLOs."""
-    functions = _ESTIMATES if place in _WITH_ESTIMATES else {}
-    elsewhere = {name: other for other, names in PLACES.items() for name in names}
-    return Vocabulary(place, {**PLACES[place], **constants}, functions, elsewhere)
+MAX_KEY_COST = 100
 
 
-def shared(view: View) -> Split:
-    """One lane over the whole device, shared in time: legal on every device."""
-    return Split(view.units_total, view.units_total)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How often the expressions of a place are computed, what they may cost, and what they may call."""
+
+    per: Often
+    about: str
+    """When the place is asked, for people."""
+    max_cost: int = MAX_COST
+    functions: Mapping[str, Function] = field(default_factory=dict)
+
+
+ASKED: Mapping[str, Asked] = {
+    "classes": Asked(Often.REQUEST, "when a request arrives, and again after a swap"),
+    "admit": Asked(Often.REQUEST, "when a request was tokenised"),
+    "order": Asked(Often.BATCH, "when the waiting queue is read"),
+    "a key of order": Asked(Often.REQUEST, "for each waiting request when the queue is sorted", MAX_KEY_COST),
+    "form": Asked(Often.BATCH, "when the prefill lane can take a batch"),
+    "split": Asked(Often.STEP, "at each decision of the arbiter", functions=_ESTIMATES),
+    "fewest": Asked(Often.STEP, "for each split that is tried", functions=_ESTIMATES),
+    "preempt": Asked(Often.STEP, "while a batch runs and another could start", functions=_ESTIMATES),
+    "slice": Asked(Often.STEP, "before prefill is launched", functions=_ESTIMATES),
+    "victim": Asked(Often.BATCH, "when the KV pool is exhausted"),
+    "a key of victim": Asked(Often.REQUEST, "for each request that holds pages", MAX_KEY_COST),
+    "retain": Asked(Often.REQUEST, "when a request ended"),
+    "limits": Asked(Often.ONCE, "when the policy is compiled"),
+    "slo": Asked(Often.ONCE, "when the policy is compiled"),
+    "a class": Asked(Often.ONCE, "when the policy is compiled"),
+}
+"""How each place of PLACES is asked."""
+
+
+def vocabulary(
+    place: str,
+    constants: Mapping[str, Constant],
+    classes: Classes | None = None,
+    variables: Mapping[str, Scalar] | None = None,
+) -> Vocabulary:
+    """What expressions of a place may name.
+
+    Args:
+        constants: the policy's params, and `slo.tbt`.
+        classes: those of the policy; None before they are known, when any name may stand in quotes.
+        variables: the policy's, in the order in which they are written.
+    """
+    asked = ASKED[place]
+    names: dict[str, Name | Constant] = {**PLACES[place], **constants}
+    if place == "classes":
+        names.pop("slo.tbt", None)
+    elif classes is not None:
+        names.update(_of_classes(place, classes))
+    elsewhere = {name: other for other, known in PLACES.items() for name in known}
+    elsewhere |= {name: other for other, often in ASKED.items() for name in often.functions}
+    words = None if classes is None or place == "classes" else classes.names
+    return Vocabulary(
+        place,
+        names,
+        asked.functions,
+        {**elsewhere, "slo.tbt": "rules"},
+        words,
+        variables or {},
+        asked.max_cost,
+    )
+
+
+def _of_classes(place: str, classes: Classes) -> dict[str, Name]:
+    """Names of a place that depend on the classes of the policy."""
+    names: dict[str, Name] = {}
+    if "class.rank" in PLACES[place]:
+        names = _class_names("head" if place == "form" else "request", classes)
+    if ASKED[place].per is Often.STEP and classes.has_own_tbt:
+        names["slo.tbt"] = _tightest_tbt(classes.tbt_ns)
+    return names
+
+
+def _tightest_tbt(policy_ns: int) -> Name:
+    get_ns: Callable[[Any], int | None] = attrgetter("view.decode.tbt_slo_ns")
+
+    def read(scope: Any) -> int:
+        tbt_ns = get_ns(scope)
+        return policy_ns if tbt_ns is None else tbt_ns
+
+    return Name(_D, read, "the tightest TBT SLO of the requests that decode", "", 1)

@@ -28,6 +28,7 @@ class Param:
     name: str
     type: Type
     value: int | float | bool
+    description: str = ""
 
 
 def read_params(node: Node | None, settings: Mapping[str, str], report: Report) -> list[Param]:
@@ -65,7 +66,16 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
     if setting is not None:
         scalar = whole(Source("--set", f"{name}={setting}".replace("\n", " ")), setting.replace("\n", " "))
         value = _bounded(scalar, _value(scalar, kind, report), low, high, report)
-    return Param(name, TYPES[kind], value if value is not None else 1)
+    return Param(name, TYPES[kind], value if value is not None else 1, _description(found, report))
+
+
+def _description(found: Mapping[str, Node], report: Report) -> str:
+    node = found.get("description")
+    if isinstance(node, Scalar):
+        return node.text
+    if node is not None:
+        report.add(node.mark, "a description is a text")
+    return ""
 
 
 def _value(node: Node | None, kind: str, report: Report) -> int | float | bool | None:

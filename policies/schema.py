@@ -6,44 +6,54 @@ policy extends `defaults` in the end.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from muxk.kernel.view import Limits
 from muxk.policies.answers import POINTS, Context
+from muxk.policies.classes import Classes
 from muxk.policies.loader import fields
 from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, describe
 from muxk.policies.params import read_params
-from muxk.policies.problems import Report
-from muxk.policies.units import TtftSlo, Type, UnitError, parse_ttft
+from muxk.policies.problems import Mark, Report, did_you_mean
+from muxk.policies.rules import OnError
+from muxk.policies.sections import (
+    ClassSource,
+    check_variables,
+    identifier,
+    read_classes,
+    read_limits,
+    read_slo,
+    read_variables,
+)
+from muxk.policies.units import TtftSlo, Type
 from muxk.policies.vocabulary import Constant
 
-API_VERSION = "muxk/v1alpha1"
+API_VERSION = "muxk/v1beta1"
+"""Earlier versions are converted before they are read, see `migrations.py`."""
 KIND = "SchedulingPolicy"
 MAX_RULES = 200
 MAX_BASES = 8
+MAX_VERSION_CHARACTERS = 64
 DEFAULTS = "defaults"
 
-_PLANNED = "is not supported yet"
-_DOCUMENT: Mapping[str, str] = {"apiVersion": "", "kind": "", "metadata": "", "spec": ""}
-_SPEC: Mapping[str, str] = {
+DOCUMENT: Mapping[str, str] = {"apiVersion": "", "kind": "", "metadata": "", "spec": ""}
+METADATA: Mapping[str, str] = {"name": "", "version": "", "description": ""}
+SPEC: Mapping[str, str] = {
     "extends": "",
     "slo": "",
     "params": "",
+    "variables": "",
+    "classes": "",
     "limits": "",
     "on_error": "",
     **dict.fromkeys(POINTS, ""),
-    "classes": _PLANNED,
-    "variables": _PLANNED,
-    "place": _PLANNED,
+    "place": "is not supported yet",
 }
-_MERGED = ("slo", "params", "limits")
+RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
+_MERGED = ("slo", "params", "variables", "limits")
 """Sections that a policy inherits key by key; others are replaced as a whole."""
-_SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
-_LIMITS: Mapping[str, str] = {"backlog": "", "decode_ahead": "", "decode_floor": "", "queue": ""}
-_RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 Base = Callable[[str], "Node | None"]
 """From the name of a shipped policy to the root node of its file, or None when there is none."""
@@ -56,8 +66,20 @@ class RuleSource:
     name: str
     when: Scalar | None
     then: Node | None
+    mark: Mark
     broken: bool = False
     """It has mistakes that are reported: nothing follows from a `when` that is not there."""
+
+
+Rules = tuple[RuleSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSource:
+    """What a policy below says of the points that a policy restates, for `on_error: base`."""
+
+    on_error: OnError
+    points: Mapping[str, Rules]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +87,48 @@ class PolicySource:
     """A policy that was read and whose structure is right; its rules are not compiled yet."""
 
     name: str
+    version: str
     description: str
     spec: MappingNode
     """All sections, those of the bases included."""
     settings: tuple[tuple[str, str], ...]
     """Params in force, by name."""
     constants: Mapping[str, Constant]
+    variables: Mapping[str, Scalar]
     tbt_ns: int
     ttft: TtftSlo
+    classes: Classes
+    class_sources: tuple[ClassSource, ...]
     limits: Limits
-    skip_failing_rules: bool
-    points: Mapping[str, tuple[RuleSource, ...]]
+    on_error: OnError
+    points: Mapping[str, Rules]
+    bases: tuple[BaseSource, ...]
+    """From the policy that it extends down to the defaults; only where `on_error: base` asks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a policy says of itself."""
+
+    name: str = ""
+    version: str = ""
+    description: str = ""
 
 
 def read_policy(root: Node, settings: Mapping[str, str], base: Base, report: Report) -> PolicySource | None:
     """Read a document; None when it is too broken to go on. Problems are in the report either way."""
-    document = fields(root, _DOCUMENT, "a policy file", report)
+    document = fields(root, DOCUMENT, "a policy file", report)
     if not isinstance(root, MappingNode):
         return None
     _fixed(document, "apiVersion", API_VERSION, root, report)
     _fixed(document, "kind", KIND, root, report)
-    name, description = _metadata(document.get("metadata"), root, report)
+    metadata = _metadata(document.get("metadata"), root, report)
     spec = document.get("spec")
     if not isinstance(spec, MappingNode):
         mark = spec.mark if spec is not None else root.mark
         report.add(mark, "a policy needs a 'spec' mapping", "its sections are slo, split, slice, ...")
         return None
-    merged = _with_bases(spec, base, report)
-    return _spec(name, description, merged, settings, report)
+    return _spec(metadata, _with_bases(spec, base, report), settings, report)
 
 
 def _fixed(document: dict[str, Node], key: str, wanted: str, root: Node, report: Report) -> None:
@@ -100,154 +136,150 @@ def _fixed(document: dict[str, Node], key: str, wanted: str, root: Node, report:
     if node is None:
         report.add(root.mark, f"'{key}' is missing", f"write {key}: {wanted}")
     elif not isinstance(node, Scalar) or node.text != wanted:
-        report.add(node.mark, f"{key} must be {wanted}, not {describe(node)}")
+        hint = did_you_mean(node.text, [wanted]) if isinstance(node, Scalar) else ""
+        report.add(node.mark, f"{key} must be {wanted}, not {describe(node)}", hint)
 
 
-def _metadata(node: Node | None, root: Node, report: Report) -> tuple[str, str]:
+def _metadata(node: Node | None, root: Node, report: Report) -> Metadata:
     if node is None:
         report.add(root.mark, "'metadata' is missing", "write metadata: {name: my-policy}")
-        return "", ""
-    found = fields(node, {"name": "", "description": ""}, "metadata", report)
+        return Metadata()
+    found = fields(node, METADATA, "metadata", report)
     name = found.get("name")
     if name is None:
         report.add(node.mark, "metadata needs a 'name'")
-    description = found.get("description")
-    if description is not None and not isinstance(description, Scalar):
-        report.add(description.mark, "a description is a text")
-    text = description.text if isinstance(description, Scalar) else ""
-    return _identifier(name, "a policy's name", report), text
+    return Metadata(
+        identifier(name, "a policy's name", report),
+        _version(found.get("version"), report),
+        _text(found.get("description"), "a description", report),
+    )
 
 
-def _identifier(node: Node | None, what: str, report: Report) -> str:
-    if node is None:
-        return ""
-    if isinstance(node, Scalar) and _NAME.fullmatch(node.text):
+def _text(node: Node | None, what: str, report: Report) -> str:
+    if isinstance(node, Scalar):
         return node.text
-    report.add(node.mark, f"{what} must be a word of letters, digits, '-', '_' and '.', not {describe(node)}")
+    if node is not None:
+        report.add(node.mark, f"{what} is a text")
     return ""
 
 
-def _with_bases(spec: MappingNode, base: Base, report: Report) -> MappingNode:
-    """The spec with everything that it does not restate taken from the policies it extends."""
-    merged, extends = spec, _extends(spec, report)
-    for _ in range(MAX_BASES):
+def _version(node: Node | None, report: Report) -> str:
+    text = _text(node, "a version", report)
+    if node is not None and (len(text) > MAX_VERSION_CHARACTERS or not text.isprintable()):
+        report.add(node.mark, f"a version is a text of at most {MAX_VERSION_CHARACTERS} characters")
+        return ""
+    return text
+
+
+def _with_bases(spec: MappingNode, base: Base, report: Report) -> list[MappingNode]:
+    """The spec and those it extends, nearest first, each with all that it inherits."""
+    specs = _chain(spec, base, report)
+    merged: list[MappingNode] = []
+    for one in reversed(specs):
+        merged.insert(0, _merge(merged[0], one) if merged else one)
+    return merged
+
+
+def _chain(spec: MappingNode, base: Base, report: Report) -> list[MappingNode]:
+    """The spec, the one it extends, and so on down to the defaults, as written."""
+    specs, extends = [spec], _extends(spec, report)
+    while extends:
         below = base(extends)
         below_spec = below.get("spec") if isinstance(below, MappingNode) else None
         if not isinstance(below_spec, MappingNode):
             node = spec.get("extends") or spec
             report.add(node.mark, f"there is no shipped policy '{extends[:40]}' to extend", "such as muxwise")
-            return merged
-        merged = _merge(below_spec, merged)
-        if extends == DEFAULTS:
-            return merged
-        extends = _extends(below_spec, report)
-    report.add(spec.mark, f"more than {MAX_BASES} policies extend one another")
-    return merged
+            return specs
+        specs.append(below_spec)
+        extends = "" if extends == DEFAULTS else _extends(below_spec, report)
+        if len(specs) > MAX_BASES:
+            report.add(spec.mark, f"more than {MAX_BASES} policies extend one another")
+            return specs
+    return specs
 
 
 def _extends(spec: MappingNode, report: Report) -> str:
     node = spec.get("extends")
-    return DEFAULTS if node is None else _identifier(node, "the policy to extend", report) or DEFAULTS
+    return DEFAULTS if node is None else identifier(node, "the policy to extend", report) or DEFAULTS
 
 
 def _merge(below: MappingNode, above: MappingNode) -> MappingNode:
-    entries = list(above.entries)
-    for entry in below:
-        key = entry.key.text
-        over = above.get(key)
-        if over is None:
-            entries.append(entry)
-        elif key in _MERGED and isinstance(over, MappingNode) and isinstance(entry.value, MappingNode):
-            index = next(i for i, candidate in enumerate(entries) if candidate.key.text == key)
-            entries[index] = Entry(entries[index].key, _merge(entry.value, over))
+    """What a policy says, over what it extends; keys of the base come first, in its sequence."""
+    entries = [_over(entry, above) for entry in below]
+    entries += [entry for entry in above if below.get(entry.key.text) is None]
     return MappingNode(tuple(entries), above.mark)
 
 
+def _over(entry: Entry, above: MappingNode) -> Entry:
+    key = entry.key.text
+    over = next((candidate for candidate in above if candidate.key.text == key), None)
+    if over is None:
+        return entry
+    if key in _MERGED and isinstance(over.value, MappingNode) and isinstance(entry.value, MappingNode):
+        return Entry(over.key, _merge(entry.value, over.value))
+    return over
+
+
 def _spec(
-    name: str, description: str, spec: MappingNode, settings: Mapping[str, str], report: Report
+    metadata: Metadata, specs: list[MappingNode], settings: Mapping[str, str], report: Report
 ) -> PolicySource:
-    found = fields(spec, _SPEC, "spec", report)
+    spec = specs[0]
+    found = fields(spec, SPEC, "spec", report)
     params = read_params(found.get("params"), settings, report)
-    constants = {f"params.{param.name}": Constant(param.type, param.value) for param in params}
-    tbt_ns, ttft = _slo(found["slo"], Context(report, constants)) if "slo" in found else (1, TtftSlo(1, 0))
-    constants["slo.tbt"] = Constant(Type.DURATION, tbt_ns)
-    context = Context(report, constants)
-    points = {point: _rules(found[point], point, report) for point in POINTS if point in found}
+    constants = {
+        f"params.{param.name}": Constant(param.type, param.value, param.description) for param in params
+    }
+    variables = read_variables(found.get("variables"), report)
+    tbt_ns, ttft = read_slo(found.get("slo"), Context(report, constants, variables=variables))
+    constants["slo.tbt"] = Constant(Type.DURATION, tbt_ns, "TBT SLO of the policy")
+    context = Context(report, constants, variables=variables)
+    check_variables(context)
+    classes, class_sources = read_classes(found.get("classes"), (tbt_ns, ttft), context)
+    on_error = _on_error(found.get("on_error"), context)
     return PolicySource(
-        name=name,
-        description=description,
+        name=metadata.name,
+        version=metadata.version,
+        description=metadata.description,
         spec=spec,
         settings=tuple((param.name, repr(param.value)) for param in params),
         constants=constants,
+        variables=variables,
         tbt_ns=tbt_ns,
         ttft=ttft,
-        limits=_limits(found.get("limits"), context),
-        skip_failing_rules=_on_error(found.get("on_error"), context) == "next",
-        points=points,
+        classes=classes,
+        class_sources=class_sources,
+        limits=read_limits(found.get("limits"), context),
+        on_error=on_error,
+        points={point: _rules(found[point], point, report) for point in POINTS if point in found},
+        bases=_bases(specs, on_error, context),
     )
 
 
-def _slo(node: Node, context: Context) -> tuple[int, TtftSlo]:
-    found = fields(node, _SLO, "slo", context.report)
-    tbt_ns = _duration(found.get("tbt"), "slo", context)
-    ttft = TtftSlo(1, 0)
-    ttft_node = found.get("ttft")
-    if isinstance(ttft_node, Scalar):
-        try:
-            ttft = parse_ttft(ttft_node.text)
-        except UnitError as error:
-            context.report.add(ttft_node.mark, str(error), error.hint)
-    elif ttft_node is not None:
-        context.report.add(ttft_node.mark, "ttft must be a time", "write 800ms or 500ms + 10ms/token")
-    return tbt_ns, ttft
+def _bases(specs: list[MappingNode], on_error: OnError, context: Context) -> tuple[BaseSource, ...]:
+    """What the policies below say, as far as `on_error: base` goes down."""
+    bases: list[BaseSource] = []
+    for above, below in pairwise(specs):
+        if on_error is not OnError.BASE:
+            break
+        on_error = _on_error(below.get("on_error"), context)
+        restated = {point: below.get(point) for point in POINTS if below.get(point) is not above.get(point)}
+        points = {
+            point: _rules(node, point, context.report) for point, node in restated.items() if node is not None
+        }
+        bases.append(BaseSource(on_error, points))
+    return tuple(bases)
 
 
-def _constant(node: Node | None, wanted: Type, place: str, context: Context) -> float | None:
-    """The value of an expression that may name params only."""
-    expression = context.expression(node, wanted, place)
-    if expression is None:
-        return None
-    value: float = expression.constant
-    return value
-
-
-def _duration(node: Node | None, place: str, context: Context) -> int:
-    value = _constant(node, Type.DURATION, place, context)
-    if value is not None and node is not None and round(value) < 1:
-        context.report.add(node.mark, "a time must be more than 0")
-    return max(1, round(value or 1))
-
-
-def _limits(node: Node | None, context: Context) -> Limits:
-    found = fields(node, _LIMITS, "limits", context.report) if node is not None else {}
-    return Limits(
-        backlog=_whole_number(found.get("backlog"), 1, 4, context),
-        decode_floor_ns=_duration(found.get("decode_floor"), "limits", context),
-        queue_bound=_whole_number(found.get("queue"), 1, 1_000_000, context),
-        decode_ahead=_whole_number(found.get("decode_ahead"), 0, 1, context),
-    )
-
-
-def _whole_number(node: Node | None, least: int, most: int, context: Context) -> int:
-    value = _constant(node, Type.NUMBER, "limits", context)
-    if value is None or node is None:
-        return least
-    if value != round(value) or not least <= value <= most:
-        context.report.add(node.mark, f"must be a whole number from {least} to {most:,}, not {value:g}")
-        return least
-    return round(value)
-
-
-def _on_error(node: Node | None, context: Context) -> str:
+def _on_error(node: Node | None, context: Context) -> OnError:
     if node is None:
-        return "default"
-    return context.word(node, ("default", "next"), "on_error") or "default"
+        return OnError.DEFAULT
+    return OnError(context.word(node, tuple(OnError), "on_error") or OnError.DEFAULT)
 
 
 def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
     """Rules of a point; what is no list is the answer of its only rule."""
     if not isinstance(node, SequenceNode):
-        return (RuleSource("always", None, node),)
+        return (RuleSource("always", None, node, node.mark),)
     if len(node.items) > MAX_RULES:
         report.add(node.mark, f"{point} has more than {MAX_RULES} rules")
         return ()
@@ -258,9 +290,9 @@ def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
 
 
 def _rule(node: Node, point: str, report: Report) -> RuleSource:
-    found = fields(node, _RULE, f"a rule of {point}", report)
+    found = fields(node, RULE, f"a rule of {point}", report)
     if not isinstance(node, MappingNode):
-        return RuleSource("", None, None, broken=True)
+        return RuleSource("", None, None, node.mark, broken=True)
     for key in ("name", "then"):
         if key not in found:
             report.add(node.mark, f"a rule of {point} needs '{key}'")
@@ -270,8 +302,8 @@ def _rule(node: Node, point: str, report: Report) -> RuleSource:
         report.add(when.mark, f"'when' must be an expression, not {describe(when)}", hint)
     broken = "then" not in found or len(found) < len(node.entries) or not isinstance(when, Scalar | None)
     condition = when if isinstance(when, Scalar) and when.text.strip() not in ("true", "True") else None
-    name = _identifier(found.get("name"), "a rule's name", report)
-    return RuleSource(name, condition, found.get("then"), broken)
+    name = identifier(found.get("name"), "a rule's name", report)
+    return RuleSource(name, condition, found.get("then"), node.mark, broken)
 
 
 def _check_names(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:

@@ -7,6 +7,7 @@ one phase, or the whole device shared in time.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,14 +20,18 @@ from muxk.policies.closures import Run
 from muxk.policies.expressions import Expression
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar
-from muxk.policies.names import DecideScope, estimate_decode, shared
-from muxk.policies.problems import Report
+from muxk.policies.problems import Report, did_you_mean
+from muxk.policies.scopes import DecideScope, estimate_decode, shared
 from muxk.policies.units import Type
 
 Choose = Callable[[DecideScope], Split]
 Pick = Callable[[DecideScope, tuple[Split, ...]], "Split | None"]
 """From the disjoint splits, ascending in the units of its phase and not empty, to one or None."""
-ReadExpression = Callable[[Node, Type, str], "Expression | None"]
+ReadExpression = Callable[[Node, Type | tuple[Type, ...], str], "Expression | None"]
+
+FIT = "estimate.decode(units) <= slo.tbt"
+"""What `decode: fit` stands for: the fewest units for which this holds."""
+_FEWEST = re.compile(r"\s*fewest\b\s*(?P<where>where\b)?\s*")
 
 
 class Word(StrEnum):
@@ -72,6 +77,7 @@ _NOTHING = Wish(Word.NONE)
 _KEYWORDS: Mapping[str, Word] = {
     word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)
 }
+_WORDS = (*_KEYWORDS, "fit", "fewest where")
 
 
 def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool = False) -> Choose | None:
@@ -104,21 +110,63 @@ def _wish(node: Node | None, side: Side, report: Report, read: ReadExpression) -
     if node is None:
         return _NOTHING
     if isinstance(node, MappingNode):
-        condition = fields(node, {"fewest": ""}, f"`{side.name}`", report).get("fewest")
-        if not node.entries:
-            report.add(node.mark, f"`{side.name}` is empty", 'write {fewest: "a condition in units"}')
-        expression = read(condition, Type.BOOL, "fewest") if condition is not None else None
-        return Wish(Word.FEWEST, expression.run) if expression is not None else None
+        _refuse_mapping(node, side, report)
+        return None
     if isinstance(node, Scalar) and node.text in _KEYWORDS:
         word = _KEYWORDS[node.text]
         if word is Word.FASTEST and side is PREFILL:
             report.add(node.mark, "`fastest` is for decode", "prefill is fastest with `all`")
             return None
         return Wish(word)
-    expression = read(node, Type.NUMBER, "split")
+    if isinstance(node, Scalar) and node.text == "fit":
+        return _fit(node, side, report, read)
+    if isinstance(node, Scalar) and (match := _FEWEST.match(node.text)):
+        return _fewest_where(node, match, report, read)
+    if isinstance(node, Scalar) and (hint := did_you_mean(node.text, _WORDS)) and node.text.isalpha():
+        report.add(node.mark, f"'{node.text}' is no answer for {side.name}", hint)
+        return None
+    return _number(node, read)
+
+
+def _number(node: Node, read: ReadExpression) -> Wish | None:
+    """A number of units, or a percentage of all units."""
+    expression = read(node, (Type.NUMBER, Type.PERCENT), "split")
     if expression is None:
         return None
-    return _NOTHING if expression.constant == 0 else Wish(Word.NUMBER, expression.run)
+    run = expression.run
+    if expression.constant == 0:
+        return _NOTHING
+    if expression.type is Type.PERCENT:
+        return Wish(Word.NUMBER, lambda scope: run(scope) * scope.view.units_total)
+    return Wish(Word.NUMBER, run)
+
+
+def _fewest_where(node: Scalar, match: re.Match[str], report: Report, read: ReadExpression) -> Wish | None:
+    rest = node.after(match.end())
+    if match["where"] is None or not rest.text.strip():
+        message = "`fewest` needs a condition on the units that are tried"
+        report.add(node.mark, message, f"write fewest where {rest.text.strip()[:200] or FIT}")
+        return None
+    expression = read(rest, Type.BOOL, "fewest")
+    return Wish(Word.FEWEST, expression.run) if expression is not None else None
+
+
+def _fit(node: Scalar, side: Side, report: Report, read: ReadExpression) -> Wish | None:
+    """The fewest units for which the decode step keeps its SLO."""
+    if side is PREFILL:
+        hint = "write prefill: rest, or what prefill needs, such as fewest where units >= 8"
+        report.add(node.mark, "`fit` is for decode, which has an SLO for each step", hint)
+        return None
+    expression = read(Scalar(FIT, node.style, node.mark, node.start, node.end), Type.BOOL, "fewest")
+    return Wish(Word.FEWEST, expression.run) if expression is not None else None
+
+
+def _refuse_mapping(node: MappingNode, side: Side, report: Report) -> None:
+    """`{fewest: condition}` was how muxk/v1alpha1 wrote it."""
+    condition = node.get("fewest")
+    text = condition.text if isinstance(condition, Scalar) else "estimate.decode(units) <= 50ms"
+    message = f"the units for {side.name} must be a word or an expression, not a mapping"
+    report.add(node.mark, message, f"write {side.name}: fewest where {text[:200]}")
 
 
 def _conflict(decode: Word, prefill: Word) -> str:
@@ -175,7 +223,7 @@ def _both_by_number(side: Side, run: Run) -> Choose:
     other = PREFILL if side is DECODE else DECODE
 
     def choose(scope: DecideScope) -> Split:
-        view, wanted = scope.view, math.ceil(run(scope))
+        view, wanted = scope.view, _rounded_up(run(scope))
         splits = side.ascending(view)
         if not splits:
             return shared(view)
@@ -186,6 +234,11 @@ def _both_by_number(side: Side, run: Run) -> Choose:
         return _at_least(side, wanted, splits) or splits[-1]
 
     return choose
+
+
+def _rounded_up(units: float) -> int:
+    """Rounded up, but for what floating point adds: 7% of 100 are 7."""
+    return math.ceil(round(units, 6))
 
 
 def _at_least(side: Side, wanted: int, splits: tuple[Split, ...]) -> Split | None:
@@ -212,7 +265,7 @@ def _alone(side: Side, wish: Wish, otherwise: Choose) -> Choose:
 
 def _alone_by_number(side: Side, run: Run) -> Choose:
     def choose(scope: DecideScope) -> Split:
-        wanted = math.ceil(run(scope))
+        wanted = _rounded_up(run(scope))
         split = _at_least(side, wanted, side.ascending(scope.view))
         return side.alone(side.units(split) if split is not None else scope.view.units_total)
 

@@ -126,9 +126,11 @@ def unit_hint(left: Type, right: Type) -> str:
     if pair == {Type.NUMBER, Type.SIZE}:
         return "a size has a unit with B, such as 512kB or 4GiB; a count has none, such as 16k or 4Gi"
     if pair == {Type.NUMBER, Type.PERCENT}:
-        return "a share of a count is written as a product, such as 50% * units.total"
+        return "a percentage of a count is a product, such as 50% * units.total"
     if pair == {Type.MOMENT, Type.DURATION}:
         return "the time between two moments is a duration, such as now - request.arrival"
+    if right is Type.NAME and left is not Type.NAME:
+        return "names have no order; class.rank is the place of a class among the classes"
     return ""
 
 

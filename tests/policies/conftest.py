@@ -99,7 +99,7 @@ def policy_text() -> Callable[[str], str]:
     """From the sections of a spec, written flush left, to a whole policy."""
 
     def text(spec: str) -> str:
-        head = "apiVersion: muxk/v1alpha1\nkind: SchedulingPolicy\nmetadata: {name: test}\nspec:\n"
+        head = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: test}\nspec:\n"
         return head + "".join(f"  {line}\n" for line in spec.splitlines())
 
     return text

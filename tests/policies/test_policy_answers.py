@@ -36,7 +36,7 @@ def test_a_compiled_policy_is_what_the_kernel_asks_for(make_request: MakeRequest
 
 
 CONDITION = "estimate.decode(units) <= 120ms"
-FEWEST = f"{{decode: {{fewest: {CONDITION}}}, prefill: rest, otherwise: {{decode: most, prefill: rest}}}}"
+FEWEST = f"{{decode: fewest where {CONDITION}, prefill: rest, otherwise: {{decode: most, prefill: rest}}}}"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,13 @@ FEWEST = f"{{decode: {{fewest: {CONDITION}}}, prefill: rest, otherwise: {{decode
         ("{decode: fastest, prefill: rest}", (15, 1)),
         (FEWEST, (7, 9)),
         (FEWEST.replace("120ms", "1ms"), (15, 1)),
-        ("{prefill: {fewest: units * 2 > 5}, decode: rest, otherwise: {decode: all}}", (13, 3)),
-        ("{decode: {fewest: units > 99}, otherwise: {prefill: all}}", (0, 16)),
+        ("{prefill: fewest where units * 2 > 5, decode: rest, otherwise: {decode: all}}", (13, 3)),
+        ("{decode: fewest where units > 99, otherwise: {prefill: all}}", (0, 16)),
+        ("{decode: fit, prefill: rest, otherwise: {decode: all}}", (8, 8)),
+        ("{decode: 50%, prefill: rest}", (8, 8)),
+        ("{decode: rest, prefill: 30%}", (11, 5)),
+        ("{decode: 0%, prefill: 10%}", (0, 2)),
+        ("{decode: 200%, prefill: rest}", (16, 0)),
     ],
 )
 def test_a_split_answer_becomes_a_split_of_the_device(
@@ -129,7 +134,7 @@ def test_fewest_that_fails_leaves_no_trace_for_the_next_rule(
     spec = (
         "on_error: next\nsplit:\n"
         "  - {name: bad, when: true or 1 / decode.batch > 1, then: "
-        "{decode: {fewest: 1 / (units - 3) < -1}, prefill: rest, otherwise: {decode: all}}}\n"
+        "{decode: fewest where 1 / (units - 3) < -1, prefill: rest, otherwise: {decode: all}}}\n"
     )
     text = policy_text(spec.replace("true or 1 / decode.batch > 1", "decode.batch > 0") + _TIME_LEFT)
     decision = compile_policy(text).decide(make_view(running=make_batch(), estimates=make_view().estimates))
