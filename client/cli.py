@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import typer
-from muxk.client import cli_admin, cli_bench, cli_policies, cli_policy, cli_run, cli_state, cli_talk, cli_test
+from muxk.client import (
+    cli_admin,
+    cli_bench,
+    cli_check,
+    cli_policies,
+    cli_policy,
+    cli_run,
+    cli_state,
+    cli_talk,
+    cli_test,
+)
 
 
 def build_app() -> typer.Typer:
@@ -23,7 +33,7 @@ def build_app() -> typer.Typer:
     app.command("run")(cli_run.run)
     app.command("submit")(cli_talk.submit)
     app.command("chat")(cli_talk.chat)
-    app.command("check")(cli_policy.check)
+    app.command("check")(cli_check.check)
     app.add_typer(policy, name="policy")
     app.command("state")(cli_state.state)
     app.command("abort")(cli_admin.abort)

@@ -1,4 +1,4 @@
-"""`muxk check` and `muxk policy swap`."""
+"""`muxk policy swap`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from muxk.client.options import (
-    FAILED,
     Admin,
     Endpoint,
     RunDir,
@@ -15,33 +14,6 @@ from muxk.client.options import (
     parse_settings,
     readable_errors,
 )
-
-
-def check(
-    policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY...", help="Policy files, or names of shipped policies.")
-    ],
-    settings: Settings = None,
-) -> None:
-    """Check policy files and print every mistake as file:line:column. Needs no server.
-
-    Exit code 1 when any of them has a mistake.
-    """
-    from muxk.policies.engine import load_policy
-    from muxk.policies.problems import PolicyError
-
-    values = parse_settings(settings)
-    refused = 0
-    for name in policies:
-        try:
-            policy = load_policy(name, values)
-        except PolicyError as error:
-            refused += 1
-            typer.echo(str(error), err=True)
-        else:
-            typer.echo(f"{name}: ok ({policy.name}, {policy.sha[:12]})")
-    if refused:
-        raise typer.Exit(FAILED)
 
 
 def swap(

@@ -121,7 +121,9 @@ class _Reader:
     def _quotient(self, left: Value, divisor: Value) -> Numbers | None:
         """Where `left / divisor` lies, or None where the divisor may be 0 or less."""
         above, below = left.domain, divisor.domain
-        if not isinstance(below, Numbers) or not isinstance(above, Numbers) or not below.low > 0:
+        if not isinstance(below, Numbers) or not isinstance(above, Numbers):
+            return None
+        if below.low < 0 or (below.low == 0 and not below.low_open):
             return None
         low = 0.0 if above.low >= 0 else -math.inf
         return Numbers(low, self._facts.at_most.get((left.key, divisor.key), math.inf), rounded=True)

@@ -84,7 +84,7 @@ def current(text: str, filename: str, report: Report) -> str:
     if steps:
         hint = "`muxk migrate FILE` shows what changes, `muxk migrate --write FILE` changes it"
         old = steps[0].version.source.line(steps[0].version.line).partition(":")[2].strip().strip("'\"")
-        report.warn(steps[0].version, f"{old[:40]} is an earlier version", hint, "deprecated-version")
+        report.warn(steps[0].version, f"{old[:40]} is an earlier version", hint, "old-api-version")
     return steps[-1].after if steps else text
 
 
