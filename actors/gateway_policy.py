@@ -13,7 +13,7 @@ from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_state import GatewayState, PolicyInForce, Refusal, Swap, SwapKind, cut
 from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
-from muxk.actors.policy_compiler import Compile, compiler
+from muxk.actors.policy_compiler import Compile, compiler, opener
 from muxk.actors.refs import Refs
 from muxk.kernel.messages import PolicyChanged
 from muxk.kernel.policy import PolicyBook, PolicyText
@@ -53,11 +53,17 @@ class GatewayPolicy:
 
     def swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
         """A policy that an operator sent."""
-        swap = Swap(SwapKind.COMMAND, command.filename, peer, command.ticket)
-        if report := self._too_much(command.filename):
+        named = command.plugin or command.filename
+        swap = Swap(SwapKind.COMMAND, named, peer, command.ticket)
+        report = self._too_much(named)
+        if command.plugin and command.source:
+            report = "give either the text of a policy or the name of one that is installed, not both"
+        if report:
             self._answer(swap, PolicyCompiled(0, "", "", report))
-            return
-        self._start(swap, PolicyText(command.source, command.filename, command.settings))
+        elif command.plugin:
+            self._open(swap, command.plugin, command.settings)
+        else:
+            self._start(swap, PolicyText(command.source, command.filename, command.settings))
 
     def set_shadow(self, peer: bytes, command: wire.SetShadow) -> None:
         """A policy that is to be asked too, or the end of that."""
@@ -94,6 +100,11 @@ class GatewayPolicy:
         self._state.swaps[ticket] = swap
         function = compiler(self._compile, self._book, text, ticket)
         self._owner.offload(function, size=len(text.source))
+
+    def _open(self, swap: Swap, name: str, settings: Mapping[str, str]) -> None:
+        ticket = self._state.next_ticket()
+        self._state.swaps[ticket] = swap
+        self._owner.offload(opener(name, settings, self._book, ticket), size=len(name))
 
     # --- what becomes of it ---
 

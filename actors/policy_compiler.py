@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from muxk.actors.messages import PolicyCompiled
 from muxk.kernel.policy import Policy, PolicyBook, PolicyText
+from muxk.policies.registry import open_installed
 
 Compile = Callable[[str, str, Mapping[str, str]], Policy]
 """(text, file name, settings) -> policy; raises an exception whose text is a report for the user."""
@@ -15,10 +17,22 @@ def compiler(
     compile_policy: Compile, book: PolicyBook, text: PolicyText, ticket: int
 ) -> Callable[[], PolicyCompiled]:
     """A function for the runtime's thread; it adds what it compiled to the book."""
+    return _adding(partial(compile_policy, text.source, text.filename, text.settings), book, text, ticket)
 
+
+def opener(
+    name: str, settings: Mapping[str, str], book: PolicyBook, ticket: int
+) -> Callable[[], PolicyCompiled]:
+    """The same for a policy that is installed where the server runs: importing it may take a while too."""
+    return _adding(partial(open_installed, name, settings), book, None, ticket)
+
+
+def _adding(
+    make: Callable[[], Policy], book: PolicyBook, text: PolicyText | None, ticket: int
+) -> Callable[[], PolicyCompiled]:
     def run() -> PolicyCompiled:
         try:
-            policy = compile_policy(text.source, text.filename, text.settings)
+            policy = make()
         except Exception as error:  # whatever is wrong with it, the old policy goes on
             return PolicyCompiled(ticket, "", "", str(error) or type(error).__name__)
         version, api_version = versions(policy)

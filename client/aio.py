@@ -16,12 +16,13 @@ from typing import Any, Self, Unpack
 import anyio
 import zmq
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 from muxk.client import protocol
 from muxk.client.address import find
 from muxk.client.commands import Message, Sampling, encode, make_submit
 from muxk.client.errors import ConnectError, PolicyRefused, RequestError
 from muxk.client.inbox import DELTAS_BOUND
-from muxk.client.policy_files import read_policy
+from muxk.client.policy_files import read_policy, swap_command
 from muxk.client.session import Answer, Reply, Session
 from muxk.client.stream import AsyncStream
 from muxk.client.wire import Wire
@@ -200,14 +201,14 @@ class AsyncClient:
     ) -> protocol.PolicySwapped:
         """Replace the running policy by a file, a shipped name, or YAML text of several lines.
 
-        Requests go on. Raises PolicyRefused with every mistake (the old policy stays), PolicyNotFound,
-        ConnectError when the admin socket is not there, RequestError.
+        Any other name is that of a policy in Python that is installed where the server runs. Requests go on.
+        Raises PolicyRefused with every mistake (the old policy stays), PolicyNotFound, ConnectError when the
+        admin socket is not there, RequestError.
         """
-        source, filename = read_policy(policy)
+        command = swap_command(policy, settings)
         async with self._as_admin() as admin:
             ticket, answer = admin._live_session().open_question()
-            command = protocol.SwapPolicy(source, filename, dict(settings or {}), ticket)
-            event = await admin._ask(command, ticket, answer)
+            event = await admin._ask(replace(command, ticket=ticket), ticket, answer)
         assert isinstance(event, protocol.PolicySwapped)
         if not event.accepted:
             raise PolicyRefused(event.report)

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from muxk.client import protocol
 from muxk.client.errors import PolicyNotFound
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+def swap_command(policy: str | Path, settings: Mapping[str, str] | None) -> protocol.SwapPolicy:
+    """The command for a policy: its text, or the name of one that only the server may know.
+
+    Raises PolicyNotFound, with the shipped names.
+    """
+    if isinstance(policy, str) and _may_be_installed_there(policy):
+        return protocol.SwapPolicy("", settings=dict(settings or {}), plugin=policy)
+    source, filename = read_policy(policy)
+    return protocol.SwapPolicy(source, filename, dict(settings or {}))
+
+
+def _may_be_installed_there(policy: str) -> bool:
+    """A name that neither ships nor is a file here; the server has policies of its own in Python."""
+    from muxk.policies.engine import shipped_policies
+
+    if not _NAME.fullmatch(policy) or policy.endswith((".yaml", ".yml")):
+        return False
+    return policy not in shipped_policies() and not Path(policy).exists()
 
 
 def read_policy(policy: str | Path) -> tuple[str, str]:

@@ -260,7 +260,7 @@ def test_a_refused_swap_raises_the_report(endpoint: str) -> None:
         with pytest.raises(PolicyRefused, match="unknown key"):
             client.swap("muxwise")
         with pytest.raises(PolicyNotFound, match=r"shipped policies are: .*inflight.*muxwise"):
-            client.swap("no-such-policy")
+            client.swap("no-such-policy.yaml")
 
 
 def test_closing_the_client_fails_what_is_open(endpoint: str) -> None:
