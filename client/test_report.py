@@ -104,7 +104,7 @@ class TextReport:
             self._write(f"{self._percent(done):>{max(7, self._width - self._column)}}\n")
 
     def _with_percent(self, text: str, word: str, length: int) -> None:
-        space = max(1, self._width - len(text) - length)
+        space = max(len(self._percent(0)) + 1, self._width - len(text) - length)
         self._line(f"{text}{word}{self._percent(self._done):>{space}}")
 
     def _percent(self, done: int) -> str:
