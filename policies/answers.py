@@ -27,6 +27,16 @@ LARGEST_COUNT = 1 << 31
 MAX_KEYS = 8
 MAX_REASON = 500
 
+ADMIT = ("accept", "refuse", "shed")
+WITH_REASON = ("refuse", "shed")
+PREEMPT = ("park", "continue")
+RETAIN = ("keep", "free")
+FUSE = ("decode",)
+ALL = "all"
+SORT_KEYS: Mapping[str, str] = {"by": ""}
+FORM: Mapping[str, str] = {"requests": "", "tokens": ""}
+SLICE: Mapping[str, str] = {"layers": "", "tokens": "", "fuse": ""}
+
 Answer = Callable[[Any], Any]
 """From the scope of the decision to the answer of the point."""
 
@@ -92,13 +102,13 @@ class Verdict:
 
 
 def _parse_admit(node: Node, context: Context) -> Answer | None:
-    actions: tuple[str, ...] = ("accept", "refuse", "shed")
+    actions: tuple[str, ...] = ADMIT
     reason = ""
     if isinstance(node, MappingNode) and len(node.entries) == 1:
         (entry,) = node
         reason = _reason(entry.value, context)
         node = entry.key
-        actions = ("refuse", "shed")
+        actions = WITH_REASON
     action = context.word(node, actions, "the answer of admit")
     if action is None:
         return None
@@ -125,7 +135,7 @@ def _admit_fallback(view: Any) -> Verdict:
 
 def _parse_keys(place: str) -> Callable[[Node, Context], Answer | None]:
     def parse(node: Node, context: Context) -> Answer | None:
-        by = fields(node, {"by": ""}, f"the answer of {place}", context.report).get("by")
+        by = fields(node, SORT_KEYS, f"the answer of {place}", context.report).get("by")
         if by is None:
             if isinstance(node, MappingNode):
                 hint = "write by: [request.arrival]"
@@ -183,9 +193,9 @@ LATEST_FIRST = Keys((lambda scope: -scope.request.arrival_ns,))
 
 
 def _parse_form(node: Node, context: Context) -> Answer | None:
-    found = fields(node, {"requests": "", "tokens": ""}, "the answer of form", context.report)
+    found = fields(node, FORM, "the answer of form", context.report)
     if isinstance(node, MappingNode):
-        for key in ("requests", "tokens"):
+        for key in FORM:
             if key not in found:
                 context.report.add(node.mark, f"the answer of form needs '{key}'", f"write {key}: 8")
     requests = context.expression(found.get("requests"), Type.NUMBER, "form")
@@ -208,7 +218,7 @@ def count_down(value: float) -> int:
 
 def _parse_slice(node: Node, context: Context) -> Answer | None:
     """From the scope to (layers, tokens or None for all, fused with the decode step)."""
-    found = fields(node, {"layers": "", "tokens": "", "fuse": ""}, "the answer of slice", context.report)
+    found = fields(node, SLICE, "the answer of slice", context.report)
     if not _slice_makes_sense(node, found, context):
         return None
     layers = _amount(found.get("layers"), count, context)
@@ -235,7 +245,7 @@ def _slice_makes_sense(node: Node, found: Mapping[str, Node], context: Context) 
             report.add(fuse.mark, "'fuse' and 'layers' do not go together", hint)
         elif "tokens" not in found:
             report.add(fuse.mark, "'fuse' needs 'tokens'", "write {tokens: 256, fuse: decode}")
-        return context.word(fuse, ("decode",), "fuse") is not None and "tokens" in found
+        return context.word(fuse, FUSE, "fuse") is not None and "tokens" in found
     if isinstance(node, MappingNode) and not node.entries:
         hint = "write layers: all, or tokens: 256"
         report.add(node.mark, "the answer of slice needs 'layers' or 'tokens'", hint)
@@ -244,7 +254,7 @@ def _slice_makes_sense(node: Node, found: Mapping[str, Node], context: Context) 
 
 def _amount(node: Node | None, rounded: Callable[[float], int], context: Context) -> Answer | None:
     """From the scope to a rounded number, or to None for `all`, which is meant where there is no node."""
-    if node is None or (isinstance(node, Scalar) and node.text == "all"):
+    if node is None or (isinstance(node, Scalar) and node.text == ALL):
         return lambda scope: None
     expression = context.expression(node, Type.NUMBER, "slice")
     if expression is None:
@@ -254,12 +264,12 @@ def _amount(node: Node | None, rounded: Callable[[float], int], context: Context
 
 
 def _parse_preempt(node: Node, context: Context) -> Answer | None:
-    word = context.word(node, ("park", "continue"), "the answer of preempt")
+    word = context.word(node, PREEMPT, "the answer of preempt")
     return None if word is None else lambda scope: word == "park"
 
 
 def _parse_retain(node: Node, context: Context) -> Answer | None:
-    word = context.word(node, ("keep", "free"), "the answer of retain")
+    word = context.word(node, RETAIN, "the answer of retain")
     return None if word is None else lambda scope: word == "keep"
 
 

@@ -17,7 +17,7 @@ TYPES: Mapping[str, Type] = {
     "percent": Type.PERCENT,
     "bool": Type.BOOL,
 }
-_PARAM: Mapping[str, str] = {"type": "", "default": "", "min": "", "max": "", "description": ""}
+PARAM: Mapping[str, str] = {"type": "", "default": "", "min": "", "max": "", "description": ""}
 _BOOLS: Mapping[str, bool] = {"true": True, "false": False}
 
 
@@ -51,7 +51,7 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
     if not name.isidentifier() or not name.isascii():
         report.add(key.mark, f"a param's name must be letters, digits and '_', not '{name[:40]}'")
         return None
-    found = fields(node, _PARAM, f"param '{name}'", report)
+    found = fields(node, PARAM, f"param '{name}'", report)
     type_node, default = found.get("type"), found.get("default")
     if not isinstance(type_node, Scalar) or type_node.text not in TYPES:
         mark = type_node.mark if type_node is not None else node.mark

@@ -23,11 +23,12 @@ KIND = "PolicyTest"
 POLICY_KIND = "SchedulingPolicy"
 TIMEOUT_NS = 600_000_000_000
 
-_DOCUMENT: Mapping[str, str] = dict.fromkeys(("apiVersion", "kind", "metadata", "spec"), "")
-_SPEC: Mapping[str, str] = dict.fromkeys(
+DOCUMENT: Mapping[str, str] = dict.fromkeys(("apiVersion", "kind", "metadata", "spec"), "")
+SPEC: Mapping[str, str] = dict.fromkeys(
     ("policy", "set", "seed", "device", "timeout", "arrivals", "actions", "expect"), ""
 )
-_ACTION: Mapping[str, str] = dict.fromkeys(("at", "swap", "set"), "")
+METADATA: Mapping[str, str] = {"name": "", "description": ""}
+ACTION: Mapping[str, str] = dict.fromkeys(("at", "swap", "set"), "")
 
 
 def read_tests(
@@ -84,7 +85,7 @@ class _TestReader:
 
     def test(self) -> PolicyTest | None:
         """The whole document; None when it has mistakes."""
-        document = fields(self._root, _DOCUMENT, "a test file", self._report)
+        document = fields(self._root, DOCUMENT, "a test file", self._report)
         if not isinstance(self._root, MappingNode):
             return None
         self._fixed(document, "apiVersion", API_VERSION)
@@ -95,7 +96,7 @@ class _TestReader:
             self._report.add(mark, "a test needs a 'spec' mapping", "with policy, arrivals and expect")
             return None
         name, description, mark = self._metadata(document.get("metadata"))
-        spec = fields(spec_node, _SPEC, "the spec of a test", self._report)
+        spec = fields(spec_node, SPEC, "the spec of a test", self._report)
         choice = self._choice(spec, spec_node)
         arrivals = self._load.arrivals(spec.get("arrivals"), spec_node)
         swaps = self._swaps(spec.get("actions"))
@@ -130,7 +131,7 @@ class _TestReader:
                 self._root.mark, "'metadata' is missing", "write metadata: {name: keeps-its-slo}"
             )
             return "", "", self._root.mark
-        found = fields(node, {"name": "", "description": ""}, "metadata", self._report)
+        found = fields(node, METADATA, "metadata", self._report)
         name = found.get("name")
         if name is None and isinstance(node, MappingNode):
             self._report.add(node.mark, "metadata needs a 'name'")
@@ -156,7 +157,7 @@ class _TestReader:
         return tuple(swap for swap in swaps if swap is not None)
 
     def _swap(self, node: Node) -> Swap | None:
-        found = fields(node, _ACTION, "an action", self._report)
+        found = fields(node, ACTION, "an action", self._report)
         if not isinstance(node, MappingNode):
             return None
         for key in ("at", "swap"):

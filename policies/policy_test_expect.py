@@ -18,7 +18,7 @@ from muxk.policies.problems import Report, did_you_mean
 from muxk.policies.units import Type
 
 EXPECTATIONS_MAX = 200
-_EXPECT: Mapping[str, str] = dict.fromkeys(("that", "for", "class", "at", "rule", "because"), "")
+EXPECT: Mapping[str, str] = dict.fromkeys(("that", "for", "class", "at", "rule", "because"), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ExpectationReader:
     def _expectation(self, node: Node) -> Expectation | None:
         if isinstance(node, Scalar):
             return self._compiled(node, OF_REQUESTS, {})
-        found = fields(node, _EXPECT, "an expectation", self._report)
+        found = fields(node, EXPECT, "an expectation", self._report)
         if not isinstance(node, MappingNode):
             return None
         that = found.get("that")

@@ -18,10 +18,10 @@ LAYERS_MAX = 256
 KV_TOKENS_MAX = 4_194_304
 TOKENS_MAX = 1_048_576
 
-_DEVICE: Mapping[str, str] = dict.fromkeys(
+DEVICE: Mapping[str, str] = dict.fromkeys(
     ("units", "layers", "granularity", "kv_tokens", "calibrate", "costs"), ""
 )
-_COSTS: Mapping[str, str] = {
+COSTS: Mapping[str, str] = {
     "launch": "launch_ns",
     "decode_base": "decode_base_ns",
     "decode_row": "decode_row_ns",
@@ -35,7 +35,7 @@ _ARRIVAL_KEYS = (
     *("name", "at", "count", "every", "prompt", "output"),
     *("class", "priority", "deadline", "prefix", "abort_after"),
 )
-_ARRIVAL: Mapping[str, str] = dict.fromkeys(_ARRIVAL_KEYS, "")
+ARRIVAL: Mapping[str, str] = dict.fromkeys(_ARRIVAL_KEYS, "")
 _PREFIX = re.compile(r"(\S+)\s+of\s+(\S+)")
 _NUMBERED = re.compile(r"(.+)-(\d+)")
 _PRIORITY = re.compile(r"-?\d{1,6}")
@@ -53,7 +53,7 @@ class LoadReader:
     def device(self, node: Node | None) -> DeviceText:
         if node is None:
             return DeviceText()
-        found = fields(node, _DEVICE, "device", self._report)
+        found = fields(node, DEVICE, "device", self._report)
         values, standard = self._values, DeviceText()
         units = values.count(found.get("units"), "units", standard.units, 1, UNITS_MAX)
         return DeviceText(
@@ -71,10 +71,10 @@ class LoadReader:
         standard = SimCosts()
         if node is None:
             return standard
-        found = fields(node, {**dict.fromkeys(_COSTS, ""), "decode_saturation": ""}, "costs", self._report)
+        found = fields(node, {**dict.fromkeys(COSTS, ""), "decode_saturation": ""}, "costs", self._report)
         changed = {
             attribute: self._values.cost(found.get(key), key, getattr(standard, attribute))
-            for key, attribute in _COSTS.items()
+            for key, attribute in COSTS.items()
         }
         saturation = found.get("decode_saturation")
         changed["decode_saturation"] = self._values.share(
@@ -102,7 +102,7 @@ class LoadReader:
         return found
 
     def _group(self, node: Node) -> Arrivals | None:
-        found = fields(node, _ARRIVAL, "a group of arrivals", self._report)
+        found = fields(node, ARRIVAL, "a group of arrivals", self._report)
         if not isinstance(node, MappingNode):
             return None
         for key in ("name", "prompt", "output"):

@@ -74,15 +74,16 @@ class Side:
 DECODE = Side("decode", attrgetter("decode_units"), False)
 PREFILL = Side("prefill", attrgetter("prefill_units"), True)
 _NOTHING = Wish(Word.NONE)
-_KEYWORDS: Mapping[str, Word] = {
+SPLIT: Mapping[str, str] = {"decode": "", "prefill": "", "otherwise": ""}
+KEYWORDS: Mapping[str, Word] = {
     word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)
 }
-_WORDS = (*_KEYWORDS, "fit", "fewest where")
+_WORDS = (*KEYWORDS, "fit", "fewest where")
 
 
 def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool = False) -> Choose | None:
     """The closure of a `then` of split; None when problems were reported."""
-    known = {"decode": "", "prefill": "", "otherwise": "can not be nested" if nested else ""}
+    known = {**SPLIT, "otherwise": "can not be nested" if nested else ""}
     found = fields(node, known, "the answer of split", report)
     decode = _wish(found.get("decode"), DECODE, report, read)
     prefill = _wish(found.get("prefill"), PREFILL, report, read)
@@ -112,8 +113,8 @@ def _wish(node: Node | None, side: Side, report: Report, read: ReadExpression) -
     if isinstance(node, MappingNode):
         _refuse_mapping(node, side, report)
         return None
-    if isinstance(node, Scalar) and node.text in _KEYWORDS:
-        word = _KEYWORDS[node.text]
+    if isinstance(node, Scalar) and node.text in KEYWORDS:
+        word = KEYWORDS[node.text]
         if word is Word.FASTEST and side is PREFILL:
             report.add(node.mark, "`fastest` is for decode", "prefill is fastest with `all`")
             return None
