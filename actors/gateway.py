@@ -174,6 +174,8 @@ class Gateway(Actor):
             return
         state.owed.get(peer, {}).pop(submit.request_id, None)
         request_id = state.add(peer, submit, self.now_ns())
+        if self._journal.sink is not None:
+            self._journal.sink.name_request(request_id, submit.n, submit.request_id)
         self.send(self._refs.tokenizer, encode_request(submit, params, request_id, self.now_ns()))
 
     def _refusal(self, peer: bytes, choices: int, chars: int) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from muxk.actors.refs import Refs
 from muxk.kernel.fronts import Front, front_of
 from muxk.kernel.journal import Record
 from muxk.kernel.messages import ReportRequests, RequestsReported
-from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.policy import PolicyBook
 from muxk.kernel.statuses import RequestStatus, strongest
 from muxk.policies.explain import Known, explain
 from muxk.policies.explanation import Explanation
@@ -161,7 +161,7 @@ class GatewayExplain:
             records = list(journal.differences)
         if front_of(question.peer) is not Front.ADMIN:
             records = [record for record in records if record.point in OF_ONE_REQUEST]
-        known = Known(self._finder(), self._names(question), journal.zero_ns)
+        known = Known(self._book.find, self._names(question), journal.zero_ns)
         choose = _chooser(question.command, tuple(question.choices), journal.zero_ns)
         ask_ticket = question.command.ticket
 
@@ -175,14 +175,6 @@ class GatewayExplain:
             return ExplanationMade(ticket, wire.Explained(ask_ticket, decisions=decisions, left_out=left_out))
 
         self._owner.offload(run, size=len(records))
-
-    def _finder(self) -> Callable[[str], Policy | None]:
-        shadow, book = self._book.shadow, self._book
-
-        def find(sha: str) -> Policy | None:
-            return shadow.policy if shadow is not None and shadow.policy.sha == sha else book.find(sha)
-
-        return find
 
     def _names(self, question: Question) -> Mapping[int, str]:
         """What clients call their requests, of those that the peer may know of."""

@@ -48,6 +48,7 @@ class GatewayPolicy:
         self._book = book
         self._compile = compile_policy
         self._notice = notice
+        self._next_file: PolicyFileRead | None = None
 
     # --- what may change the policy ---
 
@@ -78,10 +79,10 @@ class GatewayPolicy:
 
     def file_read(self, message: PolicyFileRead) -> None:
         """The policy's file says something else, or may do so; the settings of the start hold for it too."""
-        swap = Swap(SwapKind.FILE, message.filename)
-        if len(self._state.swaps) >= SWAPS_MAX:
-            self._refuse(swap, f"{SWAPS_MAX} policies are being compiled already")
+        if any(swap.kind is SwapKind.FILE for swap in self._state.swaps.values()):
+            self._next_file = message  # the one before is being compiled; only the latest text counts
             return
+        swap = Swap(SwapKind.FILE, message.filename)
         self._start(swap, PolicyText(message.source, message.filename, self._settings))
 
     def file_unreadable(self, message: PolicyFileUnreadable) -> None:
@@ -114,10 +115,13 @@ class GatewayPolicy:
         if not message.sha:
             self._refuse(swap, message.report)
         elif swap.kind is SwapKind.SHADOW:
-            self._book.shadow = ShadowTally(self._book[message.sha])
+            self._book.shadow = ShadowTally(self._book[message.sha], self._book.text(message.sha))
         else:
             self._accept(swap, message)
         self._answer(swap, message)
+        if swap.kind is SwapKind.FILE and self._next_file is not None:
+            following, self._next_file = self._next_file, None
+            self.file_read(following)
 
     def _accept(self, swap: Swap, message: PolicyCompiled) -> None:
         """The same policy again is no swap: it may be laid out in another way, and says the same."""
@@ -135,7 +139,7 @@ class GatewayPolicy:
             since_ns=self._owner.now_ns(),
         )
         if self._book.shadow is not None:  # what it was compared with is gone
-            self._book.shadow = ShadowTally(self._book.shadow.policy)
+            self._book.shadow = ShadowTally(self._book.shadow.policy, self._book.shadow.text)
         if swap.kind is SwapKind.FILE:
             self._notice(f"running {message.name} ({message.sha[:12]}) from {swap.source}")
         self.announce()
@@ -162,9 +166,11 @@ class GatewayPolicy:
         changed = PolicyChanged(self._state.policy.sha)
         self._owner.send(self._refs.arbiter, changed)
         self._owner.send(self._refs.admission, changed)
+        self._owner.send(self._refs.prefill, changed)
         self._owner.send(self._refs.decode, changed)
 
     def describe(self) -> dict[str, Any]:
-        """The shadow's part of the state."""
-        shadow = self._book.shadow
-        return {} if shadow is None else {"shadow": shadow.describe()}
+        """The state of the shadow and of the recording, where there are such."""
+        shadow, sink = self._book.shadow, self._book.journal.sink
+        shown: dict[str, Any] = {} if shadow is None else {"shadow": shadow.describe()}
+        return shown if sink is None else {**shown, "record": sink.describe()}

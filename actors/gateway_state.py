@@ -60,12 +60,9 @@ class Refusal:
     report: str
 
     def describe(self, now_ns: int) -> dict[str, Any]:
-        head = "\n".join(self.report.splitlines()[:REFUSAL_LINES])
+        head = self.report.partition("\n")[0]
         ago_s = round((now_ns - self.at_ns) / 1e9, 3)
         return {"from": self.source, "ago_s": ago_s, "report": cut(head)}
-
-
-REFUSAL_LINES = 4
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -35,12 +36,16 @@ def _adding(
             policy = make()
         except Exception as error:  # whatever is wrong with it, the old policy goes on
             return PolicyCompiled(ticket, "", "", str(error) or type(error).__name__)
-        version, api_version = versions(policy)
+        version, api_version = versions(policy, text)
         return PolicyCompiled(ticket, book.add(policy, text), policy.name, "", version, api_version)
 
     return run
 
 
-def versions(policy: Policy) -> tuple[str, str]:
-    """What its author numbers it, and the language it is written in; both empty where there are none."""
-    return str(getattr(policy, "version", "")), str(getattr(policy, "api_version", ""))
+def versions(policy: Policy, text: PolicyText | None) -> tuple[str, str]:
+    """What its author numbers it, and the language that it is written in; empty where there is none."""
+    written = None if text is None else _API_VERSION.search(text.source)
+    return str(getattr(policy, "version", "")), "" if written is None else written[1]
+
+
+_API_VERSION = re.compile(r"^apiVersion:\s*[\"']?([\w./-]{1,64})", re.MULTILINE)

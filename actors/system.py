@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import anyio
+from anyio.abc import TaskGroup
 from muxk.actors.admission import Admission
 from muxk.actors.backends import Backend, StartupError, open_backend
 from muxk.actors.decode import Decode
@@ -26,6 +28,8 @@ from muxk.actors.gateway_policy import Notice
 from muxk.actors.gateway_state import GatewayOptions, PolicyInForce
 from muxk.actors.kv_pool import KvPool
 from muxk.actors.policy_compiler import Compile, versions
+from muxk.actors.policy_files import OpenedPolicy, open_with_text
+from muxk.actors.policy_watch import PolicyFile, watch
 from muxk.actors.prefill import Prefill
 from muxk.actors.refs import Refs
 from muxk.actors.rundir import (
@@ -41,10 +45,12 @@ from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.ingress import CanNotListen, Ingress
 from muxk.kernel.policy import Policy, PolicyBook, PolicyText
 from muxk.kernel.realtime import RealtimeRuntime
+from muxk.kernel.record_frames import NotARecording
+from muxk.kernel.recording import RECORD_BYTES_MAX, Recorder, keep_writing
+from muxk.kernel.shadow import ShadowTally
 from muxk.kernel.trace import Trace
 from muxk.policies.engine import compile_policy
 from muxk.policies.problems import PolicyError
-from muxk.policies.registry import open_policy
 from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
@@ -78,6 +84,13 @@ class ServeOptions:
     run_directory: Path | None = None
     seed: int = 0
     """What the seeds of requests that bring none are drawn from; `muxk run` takes it from the system."""
+    watch: bool = False
+    """Read the policy's file again when it changes."""
+    shadow: str | None = None
+    """A policy that is asked too and never acts: a path, or a name."""
+    record: Path | None = None
+    """A file to which decisions are appended."""
+    record_bytes_max: int = RECORD_BYTES_MAX
 
 
 def build_specs(
@@ -108,7 +121,7 @@ def build_specs(
     options = GatewayOptions(
         model=backend.model,
         device=device.name,
-        policy=PolicyInForce(policy.name, sha, *versions(policy), source=text.filename if text else ""),
+        policy=PolicyInForce(policy.name, sha, *versions(policy, text), source=text.filename if text else ""),
         settings=text.settings if text else {},
         vocabulary_size=backend.tokenizer.vocabulary_size,
         max_context_tokens=backend.max_context_tokens,
@@ -147,17 +160,23 @@ def build_specs(
     ]
 
 
-def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None]) -> str:
+def serve(
+    options: ServeOptions,
+    progress: Progress,
+    ready: Callable[[str], None],
+    notice: Notice = lambda text: None,
+) -> str:
     """Serve until stopped, and return the reason.
 
     `ready(endpoint)` is called once, when the first tables of the estimator are out. The first SIGINT or
-    SIGTERM drains: what is accepted is finished. The second stops.
+    SIGTERM drains: what is accepted is finished. The second stops. SIGHUP reads the policy's file again.
+    `notice` is told of policy files that were read again.
 
     Raises:
         StartupError: with a message for the user.
     """
     _allow_many_connections()
-    policy = _load_policy(options)
+    book, opened = _open_policies(options)
     directory = options.run_directory or run_directory()
     endpoint = options.endpoint or default_endpoint(directory)
     check_endpoint(endpoint, allow_remote=options.allow_remote, has_keys=options.keys is not None)
@@ -165,11 +184,15 @@ def serve(options: ServeOptions, progress: Progress, ready: Callable[[str], None
         try:
             claims = stack.enter_context(EndpointClaims(directory))
             ingress = new_ingress(options, endpoint, directory, claims)
-        except (RunDirectoryError, OSError) as error:
+            recorder = _open_recorder(options, book)
+        except (RunDirectoryError, NotARecording, OSError) as error:
             raise StartupError(str(error)) from error
+        if recorder is not None:
+            stack.callback(recorder.close)
         backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
         stack.callback(backend.device.close)
-        return anyio.run(_serve, options, backend, policy, ingress, directory, progress, ready)
+        serving = Serving(options, opened, book, recorder, progress, ready, notice)
+        return anyio.run(serving.run, backend, ingress, directory)
 
 
 def new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: EndpointClaims) -> Ingress:
@@ -197,48 +220,92 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def _load_policy(options: ServeOptions) -> Policy:
+def _open_policies(options: ServeOptions) -> tuple[PolicyBook, OpenedPolicy]:
+    """The policy to begin with, and a book that knows the shadow, if there is one."""
+    book = PolicyBook()
     try:
-        return open_policy(options.policy, options.settings)
+        opened = open_with_text(options.policy, options.settings)
+        if options.shadow is not None:
+            shadow = open_with_text(options.shadow, {})
+            book.shadow = ShadowTally(shadow.policy, shadow.text)
     except PolicyError as error:
         raise StartupError(str(error)) from error
+    if options.watch and opened.path is None:
+        raise StartupError(f"--watch needs the file of a policy, and {options.policy} is a name")
+    return book, opened
 
 
-async def _serve(
-    options: ServeOptions,
-    backend: Backend,
-    policy: Policy,
-    ingress: Ingress,
-    directory: Path,
-    progress: Progress,
-    ready: Callable[[str], None],
-) -> str:
-    specs = build_specs(
-        backend,
-        policy,
-        seed=options.seed,
-        on_ready=lambda: ready(ingress.endpoint),
-        max_queue=options.max_queue,
-    )
-    runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
-    backend.device.start(runtime.port("arbiter"))
-    progress("measuring decode steps and prefill layers", 0.0)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, runtime)
-        try:
-            return await runtime.run()
-        except CanNotListen as error:
-            refusal = StartupError(str(error))
-        finally:
-            tasks.cancel_scope.cancel()
-    raise refusal
+def _open_recorder(options: ServeOptions, book: PolicyBook) -> Recorder | None:
+    if options.record is None:
+        return None
+    try:
+        version = metadata.version("muxk")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    recorder = Recorder(options.record, book, version, options.record_bytes_max)
+    book.journal.sink = recorder
+    return recorder
 
 
-async def _watch_signals(runtime: RealtimeRuntime) -> None:
-    """The first signal drains, the second stops."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+@dataclass(frozen=True)
+class Serving:
+    """A server that is about to run."""
+
+    options: ServeOptions
+    opened: OpenedPolicy
+    book: PolicyBook
+    recorder: Recorder | None
+    progress: Progress
+    ready: Callable[[str], None]
+    notice: Notice
+
+    async def run(self, backend: Backend, ingress: Ingress, directory: Path) -> str:
+        """Until somebody stops it; the reason. Raises StartupError."""
+        specs = build_specs(
+            backend,
+            self.opened.policy,
+            seed=self.options.seed,
+            on_ready=lambda: self.ready(ingress.endpoint),
+            max_queue=self.options.max_queue,
+            book=self.book,
+            text=self.opened.text,
+            notice=self.notice,
+        )
+        runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
+        backend.device.start(runtime.port("arbiter"))
+        self.progress("measuring decode steps and prefill layers", 0.0)
+        stop = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            self._start_beside(tasks, runtime, stop)
+            try:
+                return await runtime.run()
+            except CanNotListen as error:
+                refusal = StartupError(str(error))
+            finally:
+                stop.set()
+                tasks.cancel_scope.cancel()
+        raise refusal
+
+    def _start_beside(self, tasks: TaskGroup, runtime: RealtimeRuntime, stop: anyio.Event) -> None:
+        """What waits for other things than messages: signals, the policy's file, the disk."""
+        file = None
+        if self.opened.path is not None:
+            file = PolicyFile(self.opened.path, self.opened.text.source, runtime.port("gateway").post)
+        tasks.start_soon(_watch_signals, runtime, file)
+        if file is not None and self.options.watch:
+            tasks.start_soon(watch, file, stop)
+        if self.recorder is not None:
+            tasks.start_soon(keep_writing, self.recorder)
+
+
+async def _watch_signals(runtime: RealtimeRuntime, file: PolicyFile | None) -> None:
+    """The first signal drains, the second stops; SIGHUP reads the policy's file again, where there is one."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         seen = 0
-        async for _ in signals:
+        async for received in signals:
+            if received == signal.SIGHUP and file is not None:
+                await file.reload()
+                continue
             seen += 1
             if seen == 1:
                 runtime.request_drain()

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 from muxk.client import protocol
 from muxk.client.address import find
-from muxk.client.commands import Message, Sampling, encode, make_submit
+from muxk.client.commands import ExplainQuestion, Message, Sampling, encode, make_submit
 from muxk.client.errors import ConnectError, PolicyRefused, RequestError
 from muxk.client.inbox import DELTAS_BOUND
 from muxk.client.policy_files import read_policy, swap_command
@@ -212,6 +212,32 @@ class AsyncClient:
         assert isinstance(event, protocol.PolicySwapped)
         if not event.accepted:
             raise PolicyRefused(event.report)
+        return event
+
+    async def set_shadow(
+        self, policy: str | Path | None, settings: Mapping[str, str] | None = None
+    ) -> protocol.ShadowSet:
+        """Have another policy asked too, which never acts; None ends that. Raises as `swap` does."""
+        source, filename = (None, "") if policy is None else read_policy(policy)
+        async with self._as_admin() as admin:
+            ticket, answer = admin._live_session().open_question()
+            command = protocol.SetShadow(source, filename, dict(settings or {}), ticket)
+            event = await admin._ask(command, ticket, answer)
+        assert isinstance(event, protocol.ShadowSet)
+        if not event.accepted:
+            raise PolicyRefused(event.report)
+        return event
+
+    async def explain(self, **question: Unpack[ExplainQuestion]) -> protocol.Explained:
+        """Why requests wait, and what the policy decided; the arguments are the fields of `protocol.Explain`.
+
+        A connection to the clients' socket learns of its own requests only. Raises RequestError.
+        """
+        ticket, answer = self._live_session().open_question()
+        event = await self._ask(protocol.Explain(**question, ticket=ticket), ticket, answer)
+        assert isinstance(event, protocol.Explained)
+        if event.error:
+            raise RequestError("not_explained", event.error)
         return event
 
     async def abort_any(self, request_ids: Sequence[str] | None = None) -> int:

@@ -7,9 +7,12 @@ from muxk.client import (
     cli_admin,
     cli_bench,
     cli_check,
+    cli_explain,
+    cli_migrate,
     cli_policies,
     cli_policy,
     cli_run,
+    cli_schema,
     cli_state,
     cli_talk,
     cli_test,
@@ -29,13 +32,17 @@ def build_app() -> typer.Typer:
     )
     policy = typer.Typer(help="Work with the policy of a running server.", no_args_is_help=True)
     policy.command("swap")(cli_policy.swap)
+    policy.command("shadow")(cli_policy.shadow)
     policy.command("list")(cli_policies.list_policies)
     app.command("run")(cli_run.run)
     app.command("submit")(cli_talk.submit)
     app.command("chat")(cli_talk.chat)
     app.command("check")(cli_check.check)
+    app.command("schema")(cli_schema.schema)
+    app.command("migrate")(cli_migrate.migrate)
     app.add_typer(policy, name="policy")
     app.command("state")(cli_state.state)
+    app.command("explain")(cli_explain.explain)
     app.command("abort")(cli_admin.abort)
     app.command("drain")(cli_admin.drain)
     app.command("keys")(cli_admin.keys)

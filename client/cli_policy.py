@@ -1,4 +1,4 @@
-"""`muxk policy swap`."""
+"""`muxk policy swap` and `muxk policy shadow`."""
 
 from __future__ import annotations
 
@@ -28,3 +28,28 @@ def swap(
     with readable_errors(), operator_client(endpoint, run_dir, admin) as client:
         swapped = client.swap(policy, values)
         typer.echo(f"running {swapped.name} ({swapped.sha[:12]})")
+
+
+OFF = "off"
+
+
+def shadow(
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY|off", help="A policy file, a shipped name, or `off` to end it.")
+    ],
+    settings: Settings = None,
+    endpoint: Endpoint = None,
+    run_dir: RunDir = None,
+    admin: Admin = None,
+) -> None:
+    """Have the running server ask another policy too, and count where it differs. It never acts.
+
+    `muxk state` shows the shares of decisions that differ, `muxk explain --shadow` the latest of them.
+    """
+    values = parse_settings(settings)
+    with readable_errors(), operator_client(endpoint, run_dir, admin) as client:
+        shadowed = client.set_shadow(None if policy == OFF else policy, values)
+    if policy == OFF:
+        typer.echo("no shadow policy is asked any more")
+    else:
+        typer.echo(f"{shadowed.name} ({shadowed.sha[:12]}) is asked too, and never acts")

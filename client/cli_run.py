@@ -25,6 +25,21 @@ Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Let in only clients with a key; `muxk keys DIR` makes them."),
 ]
+Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Read the policy's file again when it changes; a bad one changes nothing."),
+]
+Shadow = Annotated[
+    str | None,
+    typer.Option(metavar="POLICY", help="Ask this policy too, count where it differs, and never act on it."),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append decisions to a file, for `muxk explain --record FILE`."),
+]
+RecordMax = Annotated[
+    str, typer.Option(metavar="SIZE", help="The file of --record grows to this size; then recording stops.")
+]
 
 
 def run(
@@ -62,6 +77,10 @@ def run(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Refuse requests when this many wait. Default: the policy's.")
     ] = None,
+    watch: Watch = False,
+    shadow: Shadow = None,
+    record: Record = None,
+    record_max: RecordMax = "256MiB",
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of requests that bring no seed. Default: another each time.")
     ] = None,
@@ -70,7 +89,8 @@ def run(
 ) -> None:
     """Serve a model under a policy until stopped.
 
-    The first Ctrl-C finishes the requests that were accepted, the second stops at once.
+    The first Ctrl-C finishes the requests that were accepted, the second stops at once. SIGHUP reads the
+    policy's file again.
     """
     values = parse_settings(settings)
     if demo:
@@ -89,11 +109,28 @@ def run(
         keys=keys,
         kv_tokens=kv_tokens,
         max_queue=max_queue,
+        watch=watch,
+        shadow=shadow,
+        record=record,
+        record_bytes_max=_size(record_max),
         seed=seed if seed is not None else int.from_bytes(os.urandom(8), "little"),
     )
     if supervised:
         _stop_when_stdin_closes()
     _serve(options, supervised)
+
+
+def _size(text: str) -> int:
+    """`256MiB` in bytes."""
+    from muxk.policies.units import Type, UnitError, parse_quantity
+
+    try:
+        quantity = parse_quantity(text)
+    except UnitError as error:
+        die(f"--record-max {text}: {error}", USAGE)
+    if quantity.type is not Type.SIZE or quantity.value < 1:
+        die(f"--record-max {text}: a size is expected, such as 256MiB", USAGE)
+    return round(quantity.value)
 
 
 def _serve(options: ServeOptions, supervised: bool) -> None:
@@ -110,7 +147,7 @@ def _serve(options: ServeOptions, supervised: bool) -> None:
 
     try:
         display.__enter__()
-        reason = serve(options, display.progress, ready)
+        reason = serve(options, display.progress, ready, _notice)
     except StartupError as error:
         _leave(display, shown, str(error), USAGE)
     except KeyboardInterrupt:
@@ -121,6 +158,11 @@ def _serve(options: ServeOptions, supervised: bool) -> None:
         typer.echo(f"stopped: {reason}", err=True)
     if "crashed" in reason or not shown:
         die(f"the server ended: {reason}")
+
+
+def _notice(text: str) -> None:
+    """What became of a policy file that was read again."""
+    typer.echo(text, err=True)
 
 
 def _leave(display: Display, shown: list[str], text: str, code: int) -> None:

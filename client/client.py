@@ -15,7 +15,7 @@ from typing import Any, Self, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from muxk.client import protocol
 from muxk.client.aio import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, SILENCE_S, AsyncClient
-from muxk.client.commands import Message, Sampling
+from muxk.client.commands import ExplainQuestion, Message, Sampling
 from muxk.client.completion import Completion, Delta, Prompt
 from muxk.client.inbox import DELTAS_BOUND
 from muxk.client.stream import AsyncStream
@@ -163,6 +163,20 @@ class Client:
     def swap(self, policy: str | Path, settings: Mapping[str, str] | None = None) -> protocol.PolicySwapped:
         """Replace the running policy; see `AsyncClient.swap`. Raises PolicyRefused, PolicyNotFound."""
         return self._portal.call(self._client.swap, policy, settings)
+
+    def set_shadow(
+        self, policy: str | Path | None, settings: Mapping[str, str] | None = None
+    ) -> protocol.ShadowSet:
+        """Have another policy asked too, which never acts; None ends that. Raises as `swap` does."""
+        return self._portal.call(self._client.set_shadow, policy, settings)
+
+    def explain(self, **question: Unpack[ExplainQuestion]) -> protocol.Explained:
+        """Why requests wait, and what the policy decided; see `AsyncClient.explain`. Raises RequestError."""
+
+        async def explain() -> protocol.Explained:
+            return await self._client.explain(**question)
+
+        return self._portal.call(explain)
 
     def abort_any(self, request_ids: Sequence[str] | None = None) -> int:
         """End live requests of every client, by their names, or all; how many. Raises RequestError."""

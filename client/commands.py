@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 from muxk.client import protocol
@@ -38,6 +38,15 @@ class Sampling(TypedDict, total=False):
     skip_special_tokens: bool
     deadline: float | None
     request_class: str
+
+
+class ExplainQuestion(TypedDict, total=False):
+    """Keyword arguments of `explain`; see `muxk.actors.protocol.Explain`."""
+
+    about: Literal["requests", "request", "moment", "latest", "differences"]
+    request_id: str
+    at: float
+    count: int
 
 
 REQUEST_ID_MAX = 256

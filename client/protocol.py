@@ -59,10 +59,11 @@ Rules.
 - `Tokens.text` may lag behind `Tokens.token_ids`: it never splits a character and never shows a part of a
   stop string. The concatenation of all texts is the answer.
 - `Abort` is legal at any time; the request then ends with `Finished` and the reason `abort`.
-- `GetState`, `Explain`, `SwapPolicy`, `SetShadow` and `AbortAny` carry a `ticket` that comes back in the answer.
+- `GetState`, `Explain`, `SwapPolicy`, `SetShadow` and `AbortAny` carry a `ticket` that comes back in the
+  answer.
 - `Explain` tells on the clients' socket of requests of the same connection only, and of decisions only those
-  that are about one of them alone: what others asked for, and when, is nobody else's business. Whoever can open
-  the admin socket runs the server and sees all; texts of prompts and outputs are in no explanation.
+  that are about one of them alone: what others asked for, and when, is nobody else's business. Whoever can
+  open the admin socket runs the server and sees all; texts of prompts and outputs are in no explanation.
 - A client that closes its connection, or whose machine vanishes, has its requests aborted within about 12 s.
   Leave ZeroMQ's heartbeats off (`kernel/keepalive.py` says why); `Hello` serves as a ping.
 - What a client does not read is held back for it, 256 KiB at most; when there is more, or it has read nothing

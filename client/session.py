@@ -16,7 +16,9 @@ from muxk.client.inbox import DELTAS_BOUND, UNREAD, UNREAD_BYTES_MAX, Inbox
 
 Value = TypeVar("Value")
 
-Reply = protocol.State | protocol.PolicySwapped | protocol.AbortedAny
+Reply = (
+    protocol.State | protocol.Explained | protocol.PolicySwapped | protocol.ShadowSet | protocol.AbortedAny
+)
 """What carries the ticket of a question."""
 
 
@@ -66,7 +68,9 @@ class Session:
             protocol.Failed: self._on_failed,
             protocol.DuplicateRequest: self._on_duplicate,
             protocol.State: self._on_answer,
+            protocol.Explained: self._on_answer,
             protocol.PolicySwapped: self._on_answer,
+            protocol.ShadowSet: self._on_answer,
             protocol.AbortedAny: self._on_answer,
             protocol.ProtocolError: self._on_protocol_error,
             protocol.Draining: self._on_draining,

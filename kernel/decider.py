@@ -86,7 +86,8 @@ class Decider:
         """The waiting queue; the caller must not change `requests` afterwards, which the journal keeps."""
         answer = self.peek_order(requests, now_ns, service)
         self._count((answer.rule,), answer.errors)
-        self._note_many("order", OrderQuestion(now_ns, requests, dict(service)), answer)
+        if requests:
+            self._note_many("order", OrderQuestion(now_ns, requests, dict(service)), answer)
         return answer
 
     def peek_order(

@@ -8,8 +8,8 @@ one costs about a microsecond. All actors of a server share one journal, on the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from muxk.kernel.view import OrderAnswer, RequestView
@@ -77,8 +77,20 @@ class Record(msgspec.Struct, eq=False):
     """It left the ring."""
 
 
+class Sink(Protocol):
+    """Where records go besides the ring."""
+
+    def add(self, record: Record) -> None:
+        """A record that nothing will be added to any more."""
+
+    def name_request(self, first_id: int, choices: int, name: str) -> None:
+        """The client's name of a request whose choices have ids from `first_id` on."""
+
+    def describe(self) -> dict[str, Any]: ...
+
+
 class Journal:
-    """One a server. `sink`, if there is one, gets each record when nothing will be added to it any more."""
+    """One a server."""
 
     def __init__(self, records: int = JOURNAL_RECORDS, requests: int = JOURNAL_REQUESTS) -> None:
         assert records >= 1
@@ -89,7 +101,7 @@ class Journal:
         self._requests = 0
         self._runs: dict[str, Record] = {}
         self.differences: deque[Record] = deque(maxlen=DIFFERENCES)
-        self.sink: Callable[[Record], None] | None = None
+        self.sink: Sink | None = None
         self.zero_ns = 0
         """When the server started: moments are told to people from there."""
 
@@ -118,7 +130,7 @@ class Journal:
         record = Record(at_ns, actor, point, sha, view, answer, at_ns, view, 1, shadow)
         self._append(record)
         if self.sink is not None:
-            self.sink(record)
+            self.sink.add(record)
 
     def note_of_many(
         self,
@@ -136,7 +148,7 @@ class Journal:
         self._requests += len(view.requests)
         self._with_requests.append(record)
         if self.sink is not None:
-            self.sink(record)
+            self.sink.add(record)
         while self._requests > self._requests_max and len(self._with_requests) > 1:
             self._forget(self._with_requests.popleft())
 
@@ -153,7 +165,7 @@ class Journal:
                 last.last_view = view
                 return
             if self.sink is not None:
-                self.sink(last)
+                self.sink.add(last)
         record = Record(at_ns, actor, "decide", sha, view, answer, at_ns, view, 1, shadow)
         self._runs[actor] = record
         self._append(record)

@@ -111,15 +111,17 @@ class PolicyBook:
 
     def text(self, sha: str) -> PolicyText | None:
         """What a policy was compiled from; None for one in Python, or that is not in the book any more."""
-        return self._texts.get(sha)
+        shadow = self.shadow
+        return shadow.text if shadow is not None and shadow.policy.sha == sha else self._texts.get(sha)
 
     def find(self, sha: str) -> Policy | None:
-        """A policy that may have left the book."""
-        return self._policies.get(sha)
+        """A policy, or the shadow; None when it has left the book."""
+        shadow = self.shadow
+        return shadow.policy if shadow is not None and shadow.policy.sha == sha else self._policies.get(sha)
 
     def add(self, policy: Policy, text: PolicyText | None = None) -> str:
         """Register a policy as the latest and return its sha."""
-        if text is not None:
+        if text is not None and text.source:
             self._texts[policy.sha] = text
         first = next(iter(self._policies), policy.sha)
         if policy.sha != first:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.journal import OrderQuestion, ShadowAnswer, VictimQuestion
-from muxk.kernel.policy import Policy
+from muxk.kernel.policy import Policy, PolicyText
 from muxk.kernel.view import AdmitView, Decision, FormView, RequestView
 
 SLOW_NS = 2_000_000
@@ -57,8 +57,9 @@ def effects(point: str, answer: Any) -> dict[str, Any]:
 class ShadowTally:
     """How often a shadow was asked and differed, by decision point; all actors of a server add to one."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, text: PolicyText | None = None) -> None:
         self.policy = policy
+        self.text = text
         self.asked: Counter[str] = Counter()
         self.differed: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()

@@ -6,6 +6,7 @@ written in the language only the answer is told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,27 +14,31 @@ from typing import Any
 from msgspec.structs import replace
 from muxk.kernel.journal import Forgotten, OrderQuestion, Record, VictimQuestion
 from muxk.kernel.policy import Policy
-from muxk.kernel.view import AdmitView, FormView, OrderAnswer, RequestView, View
-from muxk.policies import expressions
-from muxk.policies.engine import CompiledPolicy, Point, Rule
+from muxk.kernel.view import AdmitView, Decision, FormView, OrderAnswer, RequestView, View
+from muxk.kernel.work import Split
+from muxk.policies.engine import CompiledPolicy
 from muxk.policies.explanation import AskedPoint, Explanation, ShownValue, SortedRequest, TriedRule
-from muxk.policies.names import PLACES, DecideScope, RequestScope, SortScope
+from muxk.policies.points import CLASSES
+from muxk.policies.problems import explain as fault
+from muxk.policies.rules import OnError, Point, Rule
+from muxk.policies.scopes import DecideScope, RequestScope, SortScope
 from muxk.policies.shown import (
     answer_in_words,
-    duration,
     number,
     preempt_in_words,
     show,
     slice_in_words,
     split_in_words,
 )
+from muxk.policies.splits import DECODE, PREFILL
 from muxk.policies.vocabulary import Name
 
 SORTED_SHOWN = 16
 TRIED_UNITS_SHOWN = 12
 
-_FUNCTIONS_OF_UNITS = ("estimate.decode", "estimate.prefill_layer")
-_KEY_PLACES: Mapping[str, str] = {"order": "a key of order", "victim": "a key of victim"}
+_UNITS = re.compile(r"(?<![.\w])units(?![.\w])")
+"""The name `units`, which `fewest` tries, in the text of a call."""
+_SEEKS_PREFILL = re.compile(r"prefill: *\{? *fewest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,57 +115,59 @@ def _points(
     policy: CompiledPolicy, record: Record, answer: Any, names: Sequence[str]
 ) -> Iterator[AskedPoint]:
     question, view = record.point, record.last_view
+    if answer is None:
+        return
     if question == "decide":
         yield from _decide_points(policy, view, answer)
         return
-    point = policy.points.get("classes" if question == "classify" else question)
-    if point is None or answer is None:
-        return
+    point = policy.points[CLASSES if question == "classify" else question]
     scope, now_ns = _scope(view, record.last_at_ns)
-    rules = tuple(_tried(point, scope, answer.rule, now_ns))
-    yield AskedPoint(point.name, rules, answer_in_words(answer, view, names))
+    yield AskedPoint(point.name, tuple(_tried(point, scope, now_ns)), answer_in_words(answer, view, names))
 
 
 def _scope(view: Any, at_ns: int) -> tuple[Any, int]:
     """The scope in which the rules of a question are asked, and its moment."""
     if isinstance(view, OrderQuestion | VictimQuestion):
-        return SortScope(len(view.requests), view.now_ns), view.now_ns
+        return SortScope(view.requests, view.now_ns), view.now_ns
     if isinstance(view, RequestView):
         return RequestScope(view, at_ns), at_ns
     return view, view.now_ns
 
 
-def _decide_points(policy: CompiledPolicy, view: View, decision: Any) -> Iterator[AskedPoint]:
+def _decide_points(policy: CompiledPolicy, view: View, decision: Decision) -> Iterator[AskedPoint]:
     """Split, preempt and slice, as far as they were asked; each sees what the one before chose."""
-    labels = {rule.partition("/")[0]: rule for rule in decision.rules}
+    asked = {rule.partition("/")[0] for rule in decision.rules}
     scope = DecideScope(view)
-    words = {
-        "split": split_in_words(decision.split, view.units_total),
-        "preempt": preempt_in_words(decision),
-        "slice": slice_in_words(decision, view.layers),
-    }
-    for name, label in labels.items():
-        if name == "preempt":
-            rules = tuple(_tried(policy.points[name], scope, label, view.now_ns))
-            scope.batch = view.candidate if decision.preempt else view.running
-        else:
-            rules = tuple(_tried(policy.points[name], scope, label, view.now_ns))
-            if name == "split":
-                scope.split = decision.split
-        yield AskedPoint(name, rules, words[name])
+    yield AskedPoint(
+        "split",
+        tuple(_tried(policy.points["split"], scope, view.now_ns, decision.split)),
+        split_in_words(decision.split, view.units_total),
+    )
+    scope.split = decision.split
+    if "preempt" in asked:
+        rules = tuple(_tried(policy.points["preempt"], scope, view.now_ns))
+        yield AskedPoint("preempt", rules, preempt_in_words(decision))
+        scope.batch = view.candidate if decision.preempt else view.running
+    if "slice" in asked:
+        rules = tuple(_tried(policy.points["slice"], scope, view.now_ns))
+        yield AskedPoint("slice", rules, slice_in_words(decision, view.layers))
 
 
-def _tried(point: Point, scope: Any, label: str, now_ns: int) -> Iterator[TriedRule]:
-    """The rules that were looked at, up to the one that answered."""
+def _tried(point: Point, scope: Any, now_ns: int, split: Split | None = None) -> Iterator[TriedRule]:
+    """The rules that were looked at, up to the one that answered; `split` is the answer, where it is one."""
     for rule in point.rules:
         outcome, why = _outcome(rule, scope)
-        yield _told(point.name, rule, scope, now_ns, outcome, why)
-        if rule.label == label or outcome == "matched":
+        values = tuple(_values(rule, outcome, scope, now_ns, split))
+        place = f"{rule.mark.source.filename}:{rule.mark.line}"
+        yield TriedRule(rule.label, outcome, why, rule.when_text, rule.then_text, place, values)
+        if outcome == "matched":
             return
-        if outcome == "failed" and label == f"{point.name}/default":
+        if outcome == "failed" and point.on_error is not OnError.NEXT:
             break
-    if label == f"{point.name}/default":
-        yield TriedRule(label, "matched", why="the built-in answer, as a rule failed")
+    if point.base is not None:
+        yield from _tried(point.base, scope, now_ns, split)
+    else:
+        yield TriedRule(f"{point.name}/default", "matched", "the built-in answer, for no rule gave one")
 
 
 def _outcome(rule: Rule, scope: Any) -> tuple[str, str]:
@@ -169,76 +176,57 @@ def _outcome(rule: Rule, scope: Any) -> tuple[str, str]:
             return "not matched", ""
         rule.then(scope)
     except Exception as error:  # whatever a rule does
-        return "failed", expressions.explain(error)
+        return "failed", fault(error)
     return "matched", ""
 
 
-def _told(point: str, rule: Rule, scope: Any, now_ns: int, outcome: str, why: str) -> TriedRule:
-    mark = getattr(rule, "mark", None)
-    return TriedRule(
-        rule=rule.label,
-        outcome=outcome,
-        why=why,
-        when=getattr(rule, "when_text", "") or "",
-        place="" if mark is None else f"{mark.source.filename}:{mark.line}",
-        values=tuple(_values(point, rule, scope, now_ns)),
-    )
+def _values(rule: Rule, outcome: str, scope: Any, now_ns: int, split: Split | None) -> Iterator[ShownValue]:
+    """What the condition mentions, then the answer if it was asked; keys of a sort are told by request."""
+    for text, name in rule.when_reads.items():
+        yield ShownValue(text, _read(name, scope, now_ns))
+    if outcome == "not matched" or isinstance(scope, SortScope):
+        return
+    tried = {text: name for text, name in rule.then_reads.items() if _UNITS.search(text)}
+    for text, name in rule.then_reads.items():
+        if text not in rule.when_reads and text not in tried:
+            yield ShownValue(text, _read(name, scope, now_ns))
+    if tried and split is not None:
+        yield from _tried_units(rule, tried, scope, now_ns, split)
 
 
-def _values(point: str, rule: Rule, scope: Any, now_ns: int) -> Iterator[ShownValue]:
-    """Values of what the condition and the answer mention; keys of a sort are told for each request."""
-    known = PLACES.get(point, {})
-    for name in sorted(rule.names):
-        found = known.get(name)
-        if found is not None:
-            yield ShownValue(name, _read(found, scope, now_ns))
-    if isinstance(scope, DecideScope):
-        yield from _estimates(rule, scope)
+def _tried_units(
+    rule: Rule, reads: Mapping[str, Name], scope: DecideScope, now_ns: int, chosen: Split
+) -> Iterator[ShownValue]:
+    """What `fewest` saw of each split it tried, by rising units, up to the one that was chosen."""
+    side = PREFILL if _SEEKS_PREFILL.search(rule.then_text) else DECODE
+    before = scope.split
+    for split in side.ascending(scope.view)[:TRIED_UNITS_SHOWN]:
+        scope.split, scope.units = split, side.units(split)
+        for text, name in reads.items():
+            if text != "units":
+                yield ShownValue(_UNITS.sub(str(scope.units), text), _read(name, scope, now_ns))
+        if split == chosen:
+            break
+    scope.split = before
 
 
 def _read(name: Name, scope: Any, now_ns: int) -> str:
     try:
         return show(name.read(scope), name.type.value, now_ns)
     except Exception as error:  # a value that is not there
-        return f"none ({expressions.explain(error)})"
-
-
-def _estimates(rule: Rule, scope: DecideScope) -> Iterator[ShownValue]:
-    """Estimates for the units that a rule can ask about: those of each split it tries, or those in force."""
-    from muxk.policies.names import estimate_decode, estimate_prefill_layer
-
-    functions = {"estimate.decode": estimate_decode, "estimate.prefill_layer": estimate_prefill_layer}
-    for name in _FUNCTIONS_OF_UNITS:
-        if name not in rule.names:
-            continue
-        for units in _units_asked(name, rule, scope):
-            yield ShownValue(f"{name}({units})", _estimate(functions[name], scope, units))
-
-
-def _units_asked(name: str, rule: Rule, scope: DecideScope) -> list[int]:
-    if "units" in rule.names:
-        return sorted({split.decode_units for split in scope.view.splits})[:TRIED_UNITS_SHOWN]
-    units = scope.split.decode_units if name == "estimate.decode" else scope.split.prefill_units
-    return [units] if units else []
-
-
-def _estimate(function: Any, scope: DecideScope, units: int) -> str:
-    try:
-        return duration(function(scope, units))
-    except Exception as error:  # nothing measured, or no batch
-        return f"none ({expressions.explain(error)})"
+        return f"none ({fault(error)})"
 
 
 def _ranked(
     policy: CompiledPolicy, question: str, view: Any, answer: Any, known: Known
 ) -> tuple[SortedRequest, ...]:
-    """The first requests of an order, or the victim and who would have been next, with their sort keys."""
+    """The first requests of an order, or the victim, with their sort keys."""
     if not isinstance(view, OrderQuestion | VictimQuestion) or answer is None:
         return ()
-    names = _key_names(policy.points[question], answer.rule)
+    keys = _keys(policy.points[question], answer.rule)
     order = answer.order if isinstance(answer, OrderAnswer) else (answer.index,)
     return tuple(
-        _ranked_request(policy, view, index, place, names, known)
+        _ranked_request(policy, view, index, place, keys, known)
         for place, index in enumerate(order[:SORTED_SHOWN], 1)
     )
 
@@ -248,15 +236,19 @@ def place_of(record: Record, request_id: int, known: Known) -> SortedRequest | N
     policy, view, answer = known.find(record.sha), record.last_view, record.answer
     if not isinstance(policy, CompiledPolicy) or not isinstance(view, OrderQuestion):
         return None
-    names = _key_names(policy.points["order"], answer.rule)
+    keys = _keys(policy.points["order"], answer.rule)
     for place, index in enumerate(answer.order, 1):
         if view.requests[index].request_id == request_id:
-            return _ranked_request(policy, view, index, place, names, known)
+            return _ranked_request(policy, view, index, place, keys, known)
     return None
 
 
-def _key_names(point: Point, label: str) -> frozenset[str]:
-    return next((rule.names for rule in point.rules if rule.label == label), frozenset())
+def _keys(point: Point, label: str) -> Mapping[str, Name]:
+    """What the sort keys of a rule read of a request."""
+    for rule in point.rules:
+        if rule.label == label:
+            return rule.then_reads
+    return {} if point.base is None else _keys(point.base, label)
 
 
 def _ranked_request(
@@ -264,21 +256,16 @@ def _ranked_request(
     view: OrderQuestion | VictimQuestion,
     index: int,
     place: int,
-    names: frozenset[str],
+    keys: Mapping[str, Name],
     known: Known,
 ) -> SortedRequest:
     request, now_ns = view.requests[index], view.now_ns
-    question = "order" if isinstance(view, OrderQuestion) else "victim"
-    vocabulary, scope = PLACES[_KEY_PLACES[question]], RequestScope(request, now_ns)
-    keys = tuple(
-        ShownValue(name, _read(vocabulary[name], scope, now_ns))
-        for name in sorted(names)
-        if name in vocabulary and name.startswith(("request.", "class."))
-    )
+    scope = RequestScope(request, now_ns)
+    values = tuple(ShownValue(text, _read(name, scope, now_ns)) for text, name in keys.items())
     service, overdue = "", False
     if isinstance(view, OrderQuestion):
         got = view.service.get(request.class_name)
         service = "" if got is None else f"{number(got)} tokens"
-        max_wait_ns = policy.classify(request).chosen.max_wait_ns
+        max_wait_ns = policy.class_rows.named(request.class_name).max_wait_ns
         overdue = max_wait_ns is not None and now_ns >= request.arrival_ns + max_wait_ns
-    return SortedRequest(place, known.name(request.request_id), keys, request.class_name, service, overdue)
+    return SortedRequest(place, known.name(request.request_id), values, request.class_name, service, overdue)

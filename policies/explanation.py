@@ -23,6 +23,8 @@ class TriedRule(msgspec.Struct, frozen=True):
     """Of one that failed."""
     when: str = ""
     """Its condition as written; empty for one that always matches."""
+    then: str = ""
+    """Its answer as written."""
     place: str = ""
     """`file:line`."""
     values: tuple[ShownValue, ...] = ()

@@ -44,7 +44,8 @@ def about(records: Sequence[Record], requests: Collection[int], count: int) -> l
     batches = [record for record in records if _is_of_batch(record, arrivals)]
     chosen = [*own[:count], *orders[-ORDERS_TOLD:]]
     chosen += batches[-max(0, count - len(chosen)) :] if len(chosen) < count else []
-    return sorted(chosen, key=lambda record: record.at_ns)
+    kept = {id(record) for record in chosen}
+    return [record for record in records if id(record) in kept]
 
 
 def _request_of(record: Record, wanted: frozenset[int]) -> RequestView | None:

@@ -82,7 +82,7 @@ def split_in_words(split: Split, total: int) -> str:
         return f"decode gets {split.decode_units} of {total} units, prefill none"
     if not split.decode_units:
         return f"prefill gets {split.prefill_units} of {total} units, decode none"
-    return f"decode gets {split.decode_units} units and prefill {split.prefill_units}, of {total}"
+    return f"of {total} units decode gets {split.decode_units} and prefill {split.prefill_units}"
 
 
 def slice_in_words(decision: Decision, layers_total: int) -> str:
