@@ -176,7 +176,9 @@ class _Compiler:
         if code.type in types or code.type is Type.ANY:
             return True
         needed = one_of(type_.phrase for type_ in types)
-        hint = unit_hint(types[0], code.type) if len(types) <= 2 or code.type is Type.NAME else ""
+        hint = unit_hint(types[0], code.type) if len(types) <= 2 else ""
+        if code.type is Type.NAME and Type.MOMENT in types:
+            hint = "names have no order; class.rank is the place of a class among the classes"
         self._problem(node, f"{what or 'this'} must be {needed}, not {code.type.phrase}", hint)
         return False
 

@@ -13,7 +13,8 @@ from typing import Any
 from muxk.policies.closures import Run
 from muxk.policies.compiler import compile_root
 from muxk.policies.marks import Scalar
-from muxk.policies.problems import Report, RuleError, explain
+from muxk.policies.problems import Report, RuleError
+from muxk.policies.problems import explain as explain
 from muxk.policies.terms import Term
 from muxk.policies.units import Type
 from muxk.policies.vocabulary import Name, Vocabulary

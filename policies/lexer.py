@@ -169,7 +169,8 @@ def _misplaced(token: Token, previous: Token | None, value_expected: bool, calls
     if token.kind is Kind.OPEN and previous is not None and previous.kind is Kind.NAME:
         return "" if len(calls) < MAX_PARENTHESES else "too many nested parentheses"
     if token.kind in _BEGIN_A_VALUE:
-        return f"an operator is missing before '{token.text[:40]}'"
+        word = token.text if token.kind is Kind.QUOTED else f"'{token.text[:40]}'"
+        return f"an operator is missing before {word}"
     if token.kind is Kind.CLOSE and not calls:
         return "a parenthesis is closed that was not opened"
     if token.kind is Kind.COMMA and not (calls and calls[-1]):

@@ -333,8 +333,8 @@ def vocabulary(
         names.pop("slo.tbt", None)
     elif classes is not None:
         names.update(_of_classes(place, classes))
-    elsewhere = {name: other for other, known in PLACES.items() for name in known}
-    elsewhere |= {name: other for other, often in ASKED.items() for name in often.functions}
+    elsewhere = {name: other for other in reversed(PLACES) for name in PLACES[other]}
+    elsewhere |= {name: other for other in reversed(ASKED) for name in ASKED[other].functions}
     words = None if classes is None or place == "classes" else classes.names
     return Vocabulary(
         place,

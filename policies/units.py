@@ -129,8 +129,6 @@ def unit_hint(left: Type, right: Type) -> str:
         return "a percentage of a count is a product, such as 50% * units.total"
     if pair == {Type.MOMENT, Type.DURATION}:
         return "the time between two moments is a duration, such as now - request.arrival"
-    if right is Type.NAME and left is not Type.NAME:
-        return "names have no order; class.rank is the place of a class among the classes"
     return ""
 
 
