@@ -321,5 +321,5 @@ class Simulation:
         )
 
 
-ENDS: Mapping[str, End] = {"never_fits": End.REFUSED, "overloaded": End.SHED}
-"""By the code of `Failed`; all others mean that something broke, or was invalid."""
+ENDS: Mapping[str, End] = {"invalid": End.REFUSED, "never_fits": End.REFUSED, "overloaded": End.SHED}
+"""By the code of `Failed`; all others mean that something broke. A plan is invalid by its lengths only."""

@@ -193,7 +193,7 @@ _REQUEST_NAMES: Mapping[str, Name] = {
     "refused": Name(_N, _ended(End.REFUSED), "requests that can never be served"),
     "shed": Name(_N, _ended(End.SHED), "requests turned away because too much waited"),
     "aborted": Name(_N, _ended(End.ABORTED), "requests that their client ended"),
-    "failed": Name(_N, _ended(End.FAILED), "requests that broke, or were invalid"),
+    "failed": Name(_N, _ended(End.FAILED), "requests that broke"),
     "tokens": Name(_N, _sum("tokens"), "tokens generated"),
     "prompt.tokens": Name(_N, _sum("prompt_tokens"), "tokens of the prompts"),
     "prompt.cached": Name(_N, _sum("cached_tokens"), "of those, found in the prefix index; of finished ones"),
