@@ -110,11 +110,8 @@ class _Compiler:
         return None if self._wrong else (self.part(code), descending)
 
     def code(self) -> Code:
-        """The whole text, of any type."""
-        node = self._parse()
-        code = self._visit(node, 0)
-        self._bound_cost(node)
-        return code
+        """The whole text, of any type; what it costs is bounded where it is used."""
+        return self._visit(self._parse(), 0)
 
     def part(self, code: Code) -> Part:
         """A compiled text with all that came to light."""

@@ -22,7 +22,7 @@ def places(found: tuple[Problem, ...]) -> list[tuple[int, int]]:
     return [(problem.line, problem.column) for problem in found]
 
 
-FIVE_MISTAKES = """apiVersion: muxk/v1alpha1
+FIVE_MISTAKES = """apiVersion: muxk/v1beta1
 kind: SchedulingPolicy
 metadata: {name: five}
 spec:
@@ -47,6 +47,34 @@ def test_five_mistakes_in_one_file_give_five_errors_in_one_run() -> None:
     assert found[2].hint == "did you mean 'prefill.pending'?"
     assert "catch-all" in found[3].message
     assert found[4].hint == "did you mean 'keep'?"
+
+
+NEWCOMER = """apiVersion: muxk/v1beta1
+kind: SchedulingPolicy
+metadata: {name: first-try}
+spec:
+  extends: muxwise
+  slo: {tbt: 50}
+  limit: {queue: 100}
+  order:
+    - {name: soon, then: {by: request.deadline}}
+    - {name: short, when: queue.requests > 10, then: {by: request.prompt_tokens}}
+  preempt:
+    - {name: short-first, when: candidate.tokens < 1k, then: park}
+"""
+
+
+def test_a_newcomer_learns_of_five_mistakes_in_one_run_each_with_place_and_remedy() -> None:
+    told = [(p.line, p.column, p.message, p.hint) for p in problems(NEWCOMER)]
+    assert told == [
+        (6, 14, "this must be a duration, not a number", "a time needs a unit, such as 50ms or 2s"),
+        (7, 3, "unknown key 'limit' in spec", "did you mean 'limits'?"),
+        (10, 7, "this rule of order can never be reached",
+         "rule 'soon' before it always matches; give that one a 'when'"),
+        (12, 7, "the last rule of preempt must always match: it is the catch-all",
+         "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"),
+        (12, 33, "unknown name 'candidate.tokens' in preempt", "did you mean 'candidate.tokens_left'?"),
+    ]  # fmt: skip
 
 
 def test_an_error_reads_as_place_line_caret_and_hint() -> None:
