@@ -73,7 +73,7 @@ def test_a_newcomer_learns_of_five_mistakes_in_one_run_each_with_place_and_remed
          "rule 'soon' before it always matches; give that one a 'when'"),
         (12, 7, "the last rule of preempt must always match: it is the catch-all",
          "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"),
-        (12, 33, "unknown name 'candidate.tokens' in preempt", "did you mean 'candidate.tokens_left'?"),
+        (12, 33, "unknown name 'candidate.tokens' in preempt", "did you mean 'candidate.new_tokens'?"),
     ]  # fmt: skip
 
 
