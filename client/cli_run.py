@@ -25,6 +25,15 @@ Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Let in only clients with a key; `muxk keys DIR` makes them."),
 ]
+KvTokens = Annotated[
+    int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: fits the device.")
+]
+MaxQueue = Annotated[
+    int | None, typer.Option(min=1, help="Refuse requests when this many wait. Default: the policy's.")
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Of requests that bring no seed. Default: another each time.")
+]
 Watch = Annotated[
     bool,
     typer.Option("--watch", help="Read the policy's file again when it changes; a bad one changes nothing."),
@@ -71,19 +80,13 @@ def run(
     allow_remote: AllowRemote = False,
     keys: Keys = None,
     settings: Settings = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: fits the device.")
-    ] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=1, help="Refuse requests when this many wait. Default: the policy's.")
-    ] = None,
+    kv_tokens: KvTokens = None,
+    max_queue: MaxQueue = None,
     watch: Watch = False,
     shadow: Shadow = None,
     record: Record = None,
     record_max: RecordMax = "256MiB",
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of requests that bring no seed. Default: another each time.")
-    ] = None,
+    seed: Seed = None,
     demo_seconds: Annotated[float, typer.Option(min=5.0, help="How long the demo shows requests.")] = 35.0,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:

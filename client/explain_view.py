@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from muxk.client import protocol
 from muxk.policies.explanation import AskedPoint, Explanation, ShownValue, SortedRequest, TriedRule
 
 COLUMNS = ("request", "client", "class", "waited", "tokens", "where", "reason", "rule", "why")
 CELL_MAX = 40
-MARKS = {"matched": "=>", "not matched": "  ", "failed": "!!"}
+MARKS: Mapping[str, str] = {"matched": "=>", "not matched": "  ", "failed": "!!"}
 
 
 def live(explained: protocol.Explained) -> Iterator[str]:

@@ -55,7 +55,7 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
     """Points at which it did."""
 
 
-class Record(msgspec.Struct, eq=False):
+class Record(msgspec.Struct, eq=False, gc=False):
     """One decision, or a run of equal ones of `decide`."""
 
     at_ns: int
