@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,9 @@ def _shipped_text(name: str) -> str:
     return resources.files("muxk.policies").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
+@cache
 def _shipped_root(name: str) -> Node | None:
+    """What a shipped file says; kept, as every policy extends one and nodes never change."""
     if name != DEFAULTS and name not in shipped_policies():
         return None
     return load(_shipped_text(name), f"{name}.yaml", Report())

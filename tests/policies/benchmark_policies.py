@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+from muxk.client.microbench import fifty_rules
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView, RequestView, View
 from muxk.kernel.work import Split
@@ -65,6 +67,16 @@ def best_us(function: Callable[[], Any], calls: int) -> float:
     return min(rounds)
 
 
+def median_us(function: Callable[[], Any], calls: int) -> float:
+    """Microseconds of the median call."""
+    times_ns = []
+    for _ in range(calls):
+        start = time.perf_counter_ns()
+        function()
+        times_ns.append(time.perf_counter_ns() - start)
+    return statistics.median(times_ns) / 1000
+
+
 def main() -> None:
     """Print a table."""
     view = busy_view()
@@ -78,6 +90,9 @@ def main() -> None:
         assert expression is not None
         run = expression.run
         print(f"{best_us(lambda run=run: run(scope), 20_000):8.2f} us  {text}")
+    policy = fifty_rules()
+    policy_us = median_us(lambda: policy.decide(view), 5_000)
+    print(f"{policy_us:8.2f} us  decide with 50 rules, all looked at, median {policy.decide(view).rules}")
     waiting = [RequestView(i, i, -i, 100, 0, 100, 7, 0, 0) for i in range(512)]
     for name in shipped_policies():
         policy = load_policy(name)
