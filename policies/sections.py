@@ -20,14 +20,16 @@ from muxk.policies.units import TtftSlo, Type, UnitError, parse_ttft
 MAX_CLASSES = 32
 MAX_VARIABLES = 64
 SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
-LIMITS: Mapping[str, str] = {
-    "backlog": "",
-    "decode_ahead": "",
-    "decode_floor": "",
-    "queue": "",
-    "preemptions": "",
-    "parked": "",
+LIMIT_RANGES: Mapping[str, tuple[int, int] | None] = {
+    "backlog": (1, 4),
+    "decode_ahead": (0, 1),
+    "decode_floor": None,
+    "queue": (1, 1_000_000),
+    "preemptions": (0, 1_000),
+    "parked": (0, 1 << 40),
 }
+"""What each limit may be, in whole numbers or bytes; None for a duration."""
+LIMITS: Mapping[str, str] = dict.fromkeys(LIMIT_RANGES, "")
 CLASS: Mapping[str, str] = {"name": "", "when": "", "slo": "", "share": "", "max_wait": ""}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _LARGEST_SHARE = 1_000_000
@@ -88,7 +90,10 @@ def _duration(node: Node | None, place: str, context: Context) -> int:
     return max(1, round(value or 1))
 
 
-def _whole_number(node: Node | None, least: int, most: int, context: Context, type_: Type) -> int:
+def _limit(key: str, node: Node | None, context: Context, type_: Type) -> int:
+    bounds = LIMIT_RANGES[key]
+    assert bounds is not None, "a limit in whole numbers"
+    least, most = bounds
     value = _constant(node, type_, "limits", context)
     if value is None or node is None:
         return least
@@ -106,16 +111,16 @@ def read_limits(node: Node | None, context: Context) -> Limits:
     """Bounds that the kernel enforces."""
     found = fields(node, LIMITS, "limits", context.report) if node is not None else {}
 
-    def count(key: str, least: int, most: int) -> int:
-        return _whole_number(found.get(key), least, most, context, Type.NUMBER)
+    def whole(key: str, type_: Type = Type.NUMBER) -> int:
+        return _limit(key, found.get(key), context, type_)
 
     return Limits(
-        backlog=count("backlog", 1, 4),
+        backlog=whole("backlog"),
         decode_floor_ns=_duration(found.get("decode_floor"), "limits", context),
-        queue_bound=count("queue", 1, 1_000_000),
-        decode_ahead=count("decode_ahead", 0, 1),
-        preemptions=count("preemptions", 0, 1_000),
-        parked_bytes=_whole_number(found.get("parked"), 0, 1 << 40, context, Type.SIZE),
+        queue_bound=whole("queue"),
+        decode_ahead=whole("decode_ahead"),
+        preemptions=whole("preemptions"),
+        parked_bytes=whole("parked", Type.SIZE),
     )
 
 
