@@ -12,9 +12,11 @@ from muxk.actors.backends import Backend
 from muxk.actors.kv_pool import KvPool, check_pool
 from muxk.actors.system import build_specs
 from muxk.kernel.actor import Ref
+from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.devices.sim import END_TOKEN, HASH_FACTOR, SimCosts, SimDevice, _mix, _token_of
 from muxk.kernel.fronts import ADMIN_PREFIX
-from muxk.kernel.messages import FrameReceived, PeerGone, SendFrame
+from muxk.kernel.messages import FrameReceived, PeerGone, PolicyChanged, SendFrame
+from muxk.kernel.policy import Policy
 from muxk.kernel.trace import Trace
 from muxk.kernel.virtual import VirtualRuntime
 from muxk.kernel.work import PAGE_SIZE
@@ -62,7 +64,7 @@ class VirtualServer:
 
     def __init__(
         self,
-        policy: str = "muxwise",
+        policy: str | Policy = "muxwise",
         units: int = 8,
         kv_tokens: int = 4096,
         layers: int = 4,
@@ -71,16 +73,18 @@ class VirtualServer:
         costs: SimCosts | None = None,
         calibrate: bool = True,
         settings: dict[str, str] | None = None,
+        device: SimDevice | None = None,
     ) -> None:
         pages = kv_tokens // PAGE_SIZE + 1
-        self.device = SimDevice(units=units, layers=layers, pages=pages, costs=costs)
+        self.device = device or SimDevice(units=units, layers=layers, pages=pages, costs=costs)
         backend = Backend(self.device, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE)
         self.trace = Trace(hashed=True)
         self.events: list[tuple[int, bytes, Any]] = []
         self.outcomes: dict[tuple[bytes, str], Outcome] = {}
         self._decoder = msgspec.msgpack.Decoder(wire.Frame)
         self._encoder = msgspec.msgpack.Encoder()
-        specs = build_specs(backend, load_policy(policy, settings or {}), seed=seed, calibrate=calibrate)
+        first = load_policy(policy, settings or {}) if isinstance(policy, str) else policy
+        specs = build_specs(backend, first, seed=seed, calibrate=calibrate)
         self.runtime = VirtualRuntime(
             specs, trace=self.trace, seed=seed, jitter=jitter, egress=self._receive, encode_every=1
         )
@@ -103,6 +107,15 @@ class VirtualServer:
 
     def leave(self, at_ns: int, peer: bytes) -> None:
         self.runtime.inject(GATEWAY, PeerGone(peer), at_ns)
+
+    def swap(self, at_ns: int, policy: Policy) -> None:
+        """Have the actors use a policy that the gateway could not compile from a text."""
+        self.runtime.start()
+        arbiter = self.runtime.actor("arbiter")
+        assert isinstance(arbiter, Arbiter)
+        sha = arbiter.state.decider._book.add(policy)
+        for name in ("arbiter", "admission", "prefill", "decode"):
+            self.runtime.inject(Ref(name), PolicyChanged(sha), at_ns)
 
     def run_until(self, at_ns: int) -> None:
         self.runtime.run_until(at_ns)
