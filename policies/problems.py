@@ -139,6 +139,7 @@ class Report:
     def _note(self, mark: Mark, message: str, hint: str, severity: Severity, code: str) -> None:
         place = self._translate(mark)
         line = place.source.line(place.line)
+        message, hint = visible(message), visible(hint)
         problem = Problem(
             place.source.filename, place.line, place.column, message, hint, line, severity, code
         )
@@ -165,6 +166,13 @@ def explain(error: Exception) -> str:
     if isinstance(error, AttributeError) and error.obj is None:
         return f"a value is absent ({error.name}): {ABSENT}"
     return str(error) or type(error).__name__
+
+
+def visible(text: str) -> str:
+    """A text of the file as it can be shown in a message: control and direction characters by their code."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else f"U+{ord(one):04X}" for one in text)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
