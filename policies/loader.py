@@ -6,6 +6,7 @@ follow aliases; the composer recurses without a bound. So only its scanner and p
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 
 import yaml
@@ -81,6 +82,8 @@ class _Composer:
         self._report = report
         self._loader = yaml.SafeLoader(source.text)
         self._nodes = 0
+        # By characters, not by YAML's own count of lines: U+0085 and U+2028 end a line there and nowhere else.
+        self._line_starts = [0, *(index + 1 for index, one in enumerate(source.text) if one == "\n")]
 
     def document(self) -> Node | None:
         """The only document of the text."""
@@ -102,7 +105,8 @@ class _Composer:
     def _mark(self, event: yaml.Event) -> Mark:
         mark = event.start_mark
         assert mark is not None, "a Python text has marks"
-        return Mark(self._source, mark.line + 1, mark.column + 1)
+        line = bisect.bisect_right(self._line_starts, mark.index)
+        return Mark(self._source, line, mark.index - self._line_starts[line - 1] + 1)
 
     def _node(self, event: yaml.Event, depth: int) -> Node:
         self._bound(event, depth)
