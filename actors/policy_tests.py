@@ -103,10 +103,7 @@ def planned_requests(test: PolicyTest) -> list[PlannedRequest]:
 
 def planned_swaps(test: PolicyTest) -> list[PlannedSwap]:
     """The changes of the policy."""
-    return [
-        PlannedSwap(swap.at_ns, swap.choice.source or "", swap.choice.filename, swap.choice.settings)
-        for swap in test.swaps
-    ]
+    return [PlannedSwap(swap.at_ns, swap.choice.policy, swap.choice.source or "") for swap in test.swaps]
 
 
 def _requests_of(group: Arrivals, seed: int) -> list[PlannedRequest]:

@@ -27,7 +27,6 @@ from muxk.kernel.trace import Trace
 from muxk.kernel.virtual import StillBusy, VirtualRuntime
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.tokenizer import ByteTokenizer
-from muxk.policies.engine import compile_policy
 from muxk.policies.run_records import End, MomentRecord, RequestRecord, RunRecord
 
 EVENTS_MAX = 2_000_000
@@ -77,10 +76,9 @@ class PlannedSwap:
     """A policy that replaces the one in force."""
 
     at_ns: int
-    source: str
-    """The YAML text."""
-    filename: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    policy: Policy
+    source: str = ""
+    """Its YAML text, whose length says how long it takes to compile."""
 
 
 class Simulation:
@@ -102,6 +100,8 @@ class Simulation:
         self._events_max = events_max
         self._requests: dict[str, RequestRecord] = {}
         self._live: dict[str, None] = {}
+        self._swapped: dict[str, Policy] = {}
+        """By the file name of their swap."""
         self._ready = False
         self._base = {"preemptions": 0, "split changes": 0}
         self._decoder = msgspec.msgpack.Decoder(wire.Frame)
@@ -187,8 +187,9 @@ class Simulation:
     def _plan(self, requests: Sequence[PlannedRequest], swaps: Sequence[PlannedSwap]) -> None:
         """Send everything to the inbox of its time; of one moment swaps come first."""
         for ticket, swap in enumerate(swaps):
-            command = wire.SwapPolicy(swap.source, swap.filename, dict(swap.settings), ticket)
-            self._send(swap.at_ns, ADMIN, command)
+            name = f"swap {ticket}"
+            self._swapped[name] = WatchedPolicy(swap.policy, self._notes)
+            self._send(swap.at_ns, ADMIN, wire.SwapPolicy(swap.source, name, {}, ticket))
         for index, request in enumerate(sorted(requests, key=lambda request: request.at_ns)):
             assert request.name not in self._requests, "names of requests differ"
             peer = b"client-%d" % (index // REQUESTS_A_PEER)
@@ -247,7 +248,8 @@ class Simulation:
     # --- what the driver sees ---
 
     def _compile(self, text: str, filename: str, settings: Mapping[str, str]) -> Policy:
-        return WatchedPolicy(compile_policy(text, filename, settings), self._notes)
+        """What the server gets for the text of a swap: it was compiled before the run."""
+        return self._swapped[filename]
 
     def _crashed(self, report: CrashReport) -> None:
         self._run.faults.append(f"{report.actor} crashed: {report.reason}")

@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 
 from muxk.kernel.policy import Policy
-from muxk.policies.answers import POINTS
 from muxk.policies.engine import CompiledPolicy, compile_policy, shipped_policies
 from muxk.policies.loader import MAX_CHARACTERS, load, normalise
 from muxk.policies.marks import MappingNode, Node, Scalar
@@ -86,8 +85,7 @@ class PolicyChoice:
         if not isinstance(policy, CompiledPolicy):
             return None
         labels = [rule.label for point in policy.points.values() for rule in point.rules]
-        labels += [f"{point}/default" for point in policy.points]
-        return (*labels, *(f"classes/{name}" for name in policy.classes))
+        return (*labels, *(f"{point}/default" for point in policy.points))
 
 
 class Policies:
@@ -167,7 +165,7 @@ class Policies:
 def choose(text: str, filename: str, label: str, settings: Mapping[str, str]) -> PolicyChoice:
     """A policy from its text. Raises PolicyError."""
     policy = compile_policy(text, filename, settings)
-    return PolicyChoice(label, policy, text, filename, settings, _own_rules(text, filename, policy))
+    return PolicyChoice(label, policy, text, filename, settings, _own_rules(policy))
 
 
 def shipped_text(name: str) -> str:
@@ -187,11 +185,12 @@ def read_text(path: Path) -> str:
     raise PolicyError([Problem(str(path), 1, 1, message, "", "")])
 
 
-def _own_rules(text: str, filename: str, policy: CompiledPolicy) -> tuple[str, ...]:
-    root = load(text, filename, Report())
-    spec = root.get("spec") if isinstance(root, MappingNode) else None
-    own = {entry.key.text for entry in spec} if isinstance(spec, MappingNode) else set()
-    return tuple(rule.label for point in POINTS if point in own for rule in policy.points[point].rules)
+def _own_rules(policy: CompiledPolicy) -> tuple[str, ...]:
+    assert policy.source is not None, "compiled from YAML"
+    spec = policy.source.spec
+    written = [point for point in policy.points.values() if spec.get(point.name) is not None]
+    rules = [rule for point in written for rule in point.rules]
+    return tuple(rule.label for rule in rules if rule.mark.source is spec.mark.source)
 
 
 def open_choice(name: str, settings: Mapping[str, str]) -> PolicyChoice:

@@ -169,7 +169,4 @@ class _TestReader:
         if not name:
             return None
         choice = self._policies.find(name, found["swap"].mark, settings, self._report)
-        if choice is not None and choice.source is None:
-            self._report.add(found["swap"].mark, "a policy in Python can not be swapped in by its text")
-            return None
         return None if choice is None else Swap(at_ns, choice)

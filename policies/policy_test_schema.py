@@ -70,7 +70,7 @@ def _document() -> Schema:
             {"name": _name("Name of the test."), "description": text("What it shows, in one line.")},
             ("name",),
         ),
-        "spec": described("The test.", keyed(policy_test.SPEC, _spec(), ("policy", "arrivals", "expect"))),
+        "spec": described("The test.", keyed(policy_test.SPEC, _spec(), ("arrivals", "expect"))),
     }
     return keyed(policy_test.DOCUMENT, shapes, tuple(policy_test.DOCUMENT))
 

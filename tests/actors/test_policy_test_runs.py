@@ -291,3 +291,32 @@ def test_thousands_of_requests_at_once_are_served_as_from_many_clients() -> None
     assert {request.message for request in record.requests if request.end is End.SHED} <= {
         "too many requests wait; retry later"
     }
+
+
+CLASSES = """
+extends: muxwise
+classes:
+  - {name: interactive, when: request.class == 'interactive', slo: {tbt: 30ms, ttft: 300ms}}
+  - {name: batch}
+"""
+
+
+def test_expectations_of_a_class_are_about_the_requests_that_the_policy_put_there() -> None:
+    outcome = run(
+        f"""
+{SMALL}
+arrivals:
+  - {{name: chat, count: 3, prompt: 20, output: 4, class: interactive}}
+  - {{name: other, count: 2, prompt: 30, output: 4}}
+  - {{name: typo, prompt: 40, output: 4, class: interactve}}
+expect:
+  - {{class: interactive, that: requests == 3 and slo.tbt == 30ms and slo.ttft == 300ms}}
+  - {{class: batch, that: requests == 3 and slo.tbt == 100ms}}
+  - {{class: batch, for: other, that: requests == 2}}
+  - {{class: interactive, for: other, that: requests == 0}}
+  - {{rule: classes/interactive, that: hits == 3}}
+""",
+        CLASSES,
+    )
+    assert reasons(outcome) == ["there are no requests of other of class interactive"]
+    assert outcome.warnings[0].startswith("class 'interactve' has no effect")
