@@ -314,6 +314,18 @@ ASKED: Mapping[str, Asked] = {
 """How each place of PLACES is asked."""
 
 
+def _first_places() -> dict[str, str]:
+    found = {"slo.tbt": "rules"}
+    for place, names in PLACES.items():
+        for name in (*names, *ASKED[place].functions):
+            found.setdefault(name, place)
+    return found
+
+
+_WHERE: Mapping[str, str] = _first_places()
+"""A place that knows a name or function, for each of all."""
+
+
 def vocabulary(
     place: str,
     constants: Mapping[str, Constant],
@@ -333,14 +345,12 @@ def vocabulary(
         names.pop("slo.tbt", None)
     elif classes is not None:
         names.update(_of_classes(place, classes))
-    elsewhere = {name: other for other in reversed(PLACES) for name in PLACES[other]}
-    elsewhere |= {name: other for other in reversed(ASKED) for name in ASKED[other].functions}
     words = None if classes is None or place == "classes" else classes.names
     return Vocabulary(
         place,
         names,
         asked.functions,
-        {**elsewhere, "slo.tbt": "rules"},
+        _WHERE,
         words,
         variables or {},
         asked.max_cost,
