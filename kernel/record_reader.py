@@ -45,9 +45,11 @@ def read_recording(path: Path, records_max: int) -> Recorded:
     decode = msgspec.msgpack.Decoder(AnyFrame).decode
     recorded: Recorded | None = None
     tables: dict[int, Estimates] = {}
+    end = 0
     try:
         with path.open("rb") as file:
             for payload in payloads(file):
+                end = file.tell()
                 if recorded is None:
                     recorded = Recorded(check_header(path, payload))
                     continue
@@ -56,7 +58,6 @@ def read_recording(path: Path, records_max: int) -> Recorded:
                     recorded, tables = Recorded(frame), {}
                 else:
                     _take(recorded, tables, frame, records_max)
-                end = file.tell()
             if recorded is not None:
                 recorded.cut_off = file.seek(0, os.SEEK_END) > end
     except OSError as error:
@@ -67,6 +68,7 @@ def read_recording(path: Path, records_max: int) -> Recorded:
         recorded.cut_off = True
     if recorded is None:
         raise NotARecording(f"{path} is no recorded run")
+    del recorded.records[:-records_max]
     return recorded
 
 
