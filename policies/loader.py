@@ -82,7 +82,7 @@ class _Composer:
         self._report = report
         self._loader = yaml.SafeLoader(source.text)
         self._nodes = 0
-        # By characters, not by YAML's own count of lines: U+0085 and U+2028 end a line there and nowhere else.
+        # By characters, not by YAML's own count of lines: to it U+0085 and U+2028 end a line too.
         self._line_starts = [0, *(index + 1 for index, one in enumerate(source.text) if one == "\n")]
 
     def document(self) -> Node | None:
