@@ -1,0 +1,468 @@
+"""Writes expressions and policies of the language at random: right ones, nearly right ones, hostile ones.
+
+All words come from the language's own tables, so that a new name, function, unit, key or operator is written
+here without a change; a new decision point fails until `ANSWERS` says how its answers are written. Everything
+follows from the seed of the `Random` that is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from muxk.policies import answers, splits
+from muxk.policies.engine import shipped_policies
+from muxk.policies.names import ASKED, PLACES, vocabulary
+from muxk.policies.operators import BOOLS, BUILTINS, SIGNS, result
+from muxk.policies.params import TYPES
+from muxk.policies.rules import OnError
+from muxk.policies.schema import API_VERSION, KIND
+from muxk.policies.units import COUNTS, DURATION_NS, SIZES, Type
+from muxk.policies.vocabulary import Constant
+
+EXPRESSIONS = tuple(type_ for type_ in Type if type_ is not Type.ANY)
+ORDERED = tuple(type_ for type_ in EXPRESSIONS if type_ not in (Type.BOOL, Type.NAME))
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ARITHMETIC = tuple(sign for sign in SIGNS.values() if sign not in COMPARISONS)
+OPERATIONS: Mapping[Type, tuple[tuple[Type, str, Type], ...]] = {
+    wanted: tuple(
+        (left, sign, right)
+        for sign in ARITHMETIC
+        for left in ORDERED
+        for right in ORDERED
+        if result(sign, left, right) is wanted
+    )
+    for wanted in EXPRESSIONS
+}
+UNITS: Mapping[Type, tuple[str, ...]] = {
+    Type.NUMBER: ("", "", *COUNTS),
+    Type.DURATION: tuple(DURATION_NS),
+    Type.SIZE: tuple(SIZES),
+    Type.PERCENT: ("%",),
+}
+DIGITS = ("1", "2", "7", "0.5", "1e3", "16", "100", ".25", "3.75", "1024")
+HOSTILE_WORDS = (
+    *("__class__", "().__class__", "lambda", "f'{x}'", "'a' * 9", "9**9**9", "1e999", "[0]", "{}", "x := 1"),
+    *(
+        "０x1",
+        "ﬀ",
+        "\u202e",
+        "\x00",
+        "\ud7ff",
+        "nan",
+        "inf",
+        "None",
+        "-",
+        "import",
+        "(" * 40,
+        "!" * 40,
+        "1_000",
+    ),
+    *(
+        "estimate.decode",
+        "estimate.decode()",
+        "min(1)",
+        "units",
+        "vars.none",
+        "params.none",
+        "'nobody'",
+        "slo",
+    ),
+    *(
+        "9" * 400,
+        "a." * 60 + "b",
+        "1 if 2",
+        "==",
+        ",",
+        "#",
+        "é",
+        "50 ms",
+        "5parsecs",
+        "90 %",
+        "5%%",
+        "'",
+        '"',
+    ),
+    "not " * 80,
+)
+HOSTILE_BYTES = (
+    *("[", "]", "{", "}", ":", "- ", "&a ", "*a", "!!python/object/apply:os.system ", "<<: ", "'", '"', "\t"),
+    *(
+        "\n",
+        "\x00",
+        "|",
+        ">",
+        "? ",
+        "#",
+        "1e999",
+        "é",
+        "then",
+        "~",
+        "---\n",
+        "...\n",
+        "%YAML 1.1\n",
+        "\u2028",
+    ),
+    *("\ufeff", "\U0001f600", "&a [*a, *a]", "{" * 40, "- " * 40, "null", "\r\n", "when: ", "  ", "@", "`"),
+)
+
+
+@dataclass
+class Declared:
+    """What a policy declares before its rules, as far as expressions may name it."""
+
+    params: dict[str, Type] = field(default_factory=dict)
+    variables: dict[str, tuple[Type, str]] = field(default_factory=dict)
+    """Type, and the place whose names it uses; empty for params only."""
+    classes: tuple[str, ...] = ("default",)
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        found = {f"params.{name}": Constant(type_, 1) for name, type_ in self.params.items()}
+        return {**found, "slo.tbt": Constant(Type.DURATION, 50_000_000)}
+
+
+class ExpressionWriter:
+    """Expressions of a wanted type for a place; `slips` is the share of parts that are wrong on purpose."""
+
+    def __init__(self, random: Random, declared: Declared | None = None, slips: float = 0.0) -> None:
+        self._random = random
+        self._declared = declared or Declared()
+        self._slips = slips
+
+    def write(self, wanted: Type, place: str, depth: int = 3) -> str:
+        if self._random.random() < self._slips:
+            return self._slip(wanted, place, depth)
+        if depth <= 0 or self._random.random() < 0.25:
+            return self._leaf(wanted, place)
+        return self._random.choice(self._branches(wanted, place))(wanted, place, depth - 1)
+
+    def condition(self, place: str) -> str:
+        """A comparison, so that it is not simply true: rules after such a one could not be reached."""
+        return self._comparison(Type.BOOL, place, 3)
+
+    def _slip(self, wanted: Type, place: str, depth: int) -> str:
+        """Another type, a name of another place, a misspelt name, or something that nobody should write."""
+        kind = self._random.randrange(5)
+        if kind == 0:
+            return self.write(self._random.choice(EXPRESSIONS), place, depth)
+        if kind == 1:
+            return self._random.choice([name for names in PLACES.values() for name in names])
+        if kind == 2:
+            word = self._leaf(wanted, place)
+            cut = self._random.randrange(len(word))
+            return word[:cut] + self._random.choice(["", "x", ".", "_", " "]) + word[cut + 1 :]
+        if kind == 3:
+            return self._random.choice(HOSTILE_WORDS)
+        return self._random.choice(
+            ["%s %s", "%s.%s", "(%s", "%s)", "%s and", "%s ** %s", "%s if %s"]
+        ).replace("%s", self._leaf(wanted, place))
+
+    def _branches(self, wanted: Type, place: str) -> list[Callable[[Type, str, int], str]]:
+        branches: list[Callable[[Type, str, int], str]] = [self._choice]
+        if self._operations(wanted, place):
+            branches += [self._arithmetic] * 3
+        if any(wanted in builtin.types for builtin in BUILTINS.values()):
+            branches.append(self._builtin)
+        if any(function.result is wanted for function in ASKED[place].functions.values()):
+            branches += [self._function] * 2
+        if wanted is Type.BOOL:
+            branches += [self._comparison] * 4 + [self._logic] * 2 + [self._negation]
+        if wanted is Type.NAME:
+            return [self._choice, self._only_leaf]
+        return branches
+
+    def _ordered(self, place: str) -> tuple[Type, ...]:
+        """Types of values that a place has; moments can not be written as literals."""
+        has_moments = any(name.type is Type.MOMENT for name in PLACES[place].values())
+        return tuple(type_ for type_ in ORDERED if has_moments or type_ is not Type.MOMENT)
+
+    def _operations(self, wanted: Type, place: str) -> list[tuple[Type, str, Type]]:
+        types = self._ordered(place)
+        return [one for one in OPERATIONS[wanted] if one[0] in types and one[2] in types]
+
+    def _leaf(self, wanted: Type, place: str) -> str:
+        known = vocabulary(place, self._declared.constants).names
+        names = [name for name, one in known.items() if one.type is wanted]
+        names += [
+            f"vars.{name}"
+            for name, (type_, home) in self._declared.variables.items()
+            if type_ is wanted and home in ("", place)
+        ]
+        if names and self._random.random() < 0.6:
+            return self._random.choice(names)
+        return self._literal(wanted, place, names)
+
+    def _literal(self, wanted: Type, place: str, names: Sequence[str]) -> str:
+        if wanted in UNITS:
+            return self._random.choice(DIGITS) + self._random.choice(UNITS[wanted])
+        if wanted is Type.BOOL:
+            return self._random.choice(tuple(BOOLS))
+        if wanted is Type.NAME:
+            words = (*self._declared.classes, "gold") if place == "classes" else self._declared.classes
+            return (
+                self._random.choice("'\"").join(["", self._random.choice(words), ""])[:66].replace('"', "'")
+            )
+        return self._random.choice(names) if names else "now"
+
+    def _only_leaf(self, wanted: Type, place: str, depth: int) -> str:
+        return self._leaf(wanted, place)
+
+    def _arithmetic(self, wanted: Type, place: str, depth: int) -> str:
+        left, sign, right = self._random.choice(self._operations(wanted, place))
+        if sign in ("/", "//", "%"):
+            # What divides is a name or a literal: a constant 0 would be refused when the policy is compiled.
+            return f"({self.write(left, place, depth)} {sign} {self._leaf(right, place)})"
+        return f"({self.write(left, place, depth)} {sign} {self.write(right, place, depth)})"
+
+    def _builtin(self, wanted: Type, place: str, depth: int) -> str:
+        fitting = [name for name, builtin in BUILTINS.items() if wanted in builtin.types]
+        name = self._random.choice(fitting)
+        builtin = BUILTINS[name]
+        count = self._random.randint(builtin.least, min(builtin.most, builtin.least + 2))
+        return f"{name}({', '.join(self.write(wanted, place, depth - 1) for _ in range(count))})"
+
+    def _function(self, wanted: Type, place: str, depth: int) -> str:
+        functions = ASKED[place].functions
+        name = self._random.choice([name for name, one in functions.items() if one.result is wanted])
+        parameters = functions[name].parameters
+        return f"{name}({', '.join(self.write(type_, place, depth - 1) for _, type_ in parameters)})"
+
+    def _choice(self, wanted: Type, place: str, depth: int) -> str:
+        condition = self.write(Type.BOOL, place, depth - 1)
+        return f"({self.write(wanted, place, depth)} if {condition} else {self.write(wanted, place, depth)})"
+
+    def _comparison(self, wanted: Type, place: str, depth: int) -> str:
+        ordered = self._ordered(place)
+        type_ = self._random.choice((*ordered, *ordered, Type.NAME, Type.BOOL))
+        signs = COMPARISONS if type_ in ordered else ("==", "!=")
+        parts = [self.write(type_, place, depth)]
+        for _ in range(1 + (self._random.random() < 0.1 and type_ in ORDERED)):
+            parts += [self._random.choice(signs), self.write(type_, place, depth)]
+        return f"({' '.join(parts)})"
+
+    def _logic(self, wanted: Type, place: str, depth: int) -> str:
+        word = self._random.choice([" and ", " or ", " && ", " || "])
+        parts = (self.write(Type.BOOL, place, depth) for _ in range(self._random.randint(2, 4)))
+        return f"({word.join(parts)})"
+
+    def _negation(self, wanted: Type, place: str, depth: int) -> str:
+        return self._random.choice(["(not %s)", "!%s"]) % self.write(Type.BOOL, place, depth)
+
+
+def quoted(text: str) -> str:
+    """A YAML scalar of a text, on one line."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+class PolicyWriter:
+    """One policy; `slips` of its parts are wrong on purpose."""
+
+    def __init__(self, random: Random, slips: float = 0.0) -> None:
+        self._random = random
+        self._slips = slips
+        self._declared = Declared()
+        self._expressions = ExpressionWriter(random, self._declared, slips)
+
+    def write(self) -> str:
+        """The text of the file."""
+        spec = [
+            self._word("extends", "", [f"extends: {name}" for name in shipped_policies()]),
+            self._params(),
+            self._slo(),
+            self._variables(),
+            self._classes(),
+            self._limits(),
+            self._word("on_error", "", [f"on_error: {word}" for word in OnError]),
+        ]
+        spec += [self._point(point) for point in answers.POINTS if self._random.random() < 0.5]
+        if self._random.random() < self._slips:
+            self._random.shuffle(spec)
+            spec.append(self._random.choice(["place: x", "odrer: {by: now}", "slo: 1", "split: []", "form:"]))
+        head = [f"apiVersion: {API_VERSION}", f"kind: {KIND}", "metadata: {name: fuzz, version: '1'}"]
+        if self._random.random() < self._slips:
+            del head[self._random.randrange(3)]
+        body = "".join(f"  {line}\n" for part in spec for line in part.splitlines())
+        return "\n".join(head) + "\nspec:" + (f"\n{body}" if body.strip() else " {}\n")
+
+    def _word(self, key: str, otherwise: str, choices: Sequence[str]) -> str:
+        if self._random.random() < 0.6:
+            return otherwise
+        return self._random.choice(choices) if self._random.random() >= self._slips else f"{key}: nothing"
+
+    def _e(self, wanted: Type, place: str, depth: int = 3) -> str:
+        return quoted(self._expressions.write(wanted, place, depth))
+
+    def _params(self) -> str:
+        if self._random.random() < 0.5:
+            return ""
+        lines = ["params:"]
+        for index in range(self._random.randint(1, 4)):
+            kind = self._random.choice(tuple(TYPES))
+            literal = "true" if TYPES[kind] is Type.BOOL else "1" + UNITS[TYPES[kind]][-1]
+            self._declared.params[f"p{index}"] = TYPES[kind]
+            lines.append(f"  p{index}: {{type: {kind}, default: {literal}}}")
+        return "\n".join(lines)
+
+    def _slo(self) -> str:
+        tbt = self._random.choice(["50ms", "1s", "10us", "2h"])
+        ttft = self._random.choice(["1s", "2ms/token", "500ms + 10ms/token"])
+        return self._word("slo", "", [f"slo: {{tbt: {tbt}, ttft: {ttft}}}"])
+
+    def _variables(self) -> str:
+        if self._random.random() < 0.6:
+            return ""
+        lines = ["variables:"]
+        for index in range(self._random.randint(1, 4)):
+            type_ = self._random.choice((Type.NUMBER, Type.DURATION, Type.BOOL, Type.PERCENT))
+            place = self._random.choice(["split", "admit", "form", "preempt"])
+            lines.append(f"  v{index}: {self._e(type_, place, 2)}")
+            self._declared.variables[f"v{index}"] = (type_, place)
+        return "\n".join(lines)
+
+    def _classes(self) -> str:
+        if self._random.random() < 0.5:
+            return ""
+        names = ["gold", "chat", "batch", "rest"][: self._random.randint(1, 4)]
+        lines = ["classes:"]
+        for name in names:
+            keys = [f"name: {name}"]
+            if name != names[-1]:
+                keys.append(f"when: {quoted(self._expressions.condition('classes'))}")
+            keys += [key for key in self._rights() if self._random.random() < 0.7]
+            lines.append(f"  - {{{', '.join(keys)}}}")
+        self._declared.classes = tuple(names)
+        return "\n".join(lines)
+
+    def _rights(self) -> list[str]:
+        share = self._random.choice(["1", "0.25", "7", "1e5"])
+        if self._random.random() < self._slips:
+            share = self._random.choice(["0", "-1", "1GiB", "nan", "'gold'", "1e300", "[]"])
+        slo = self._random.choice(["{tbt: 30ms}", "{ttft: 2ms/token}", "{tbt: 20ms, ttft: 1s}"])
+        return [f"share: {share}", "max_wait: 30s", f"slo: {slo}"]
+
+    def _limits(self) -> str:
+        values = {
+            "backlog": "2", "decode_ahead": "1", "decode_floor": "500ms", "queue": "64", "preemptions": "3",
+            "parked": "64MiB",
+        }  # fmt: skip
+        chosen = {key: value for key, value in values.items() if self._random.random() < 0.3}
+        for key in chosen:
+            if self._random.random() < self._slips:
+                chosen[key] = self._random.choice(
+                    ["-1", "1e9", "2s", "1GiB", "true", "'x'", "[1]", "~", "90%"]
+                )
+        return (
+            f"limits: {{{', '.join(f'{key}: {value}' for key, value in chosen.items())}}}" if chosen else ""
+        )
+
+    def _point(self, point: str) -> str:
+        if self._random.random() < 0.3:
+            return f"{point}: {self._answer(point)}"
+        lines = [f"{point}:"]
+        count = self._random.randint(0, 3)
+        for index in range(count):
+            when = quoted(self._expressions.condition(point))
+            lines.append(f"  - {{name: r{index}, when: {when}, then: {self._answer(point)}}}")
+        if self._random.random() >= self._slips:
+            lines.append(f"  - {{name: last, then: {self._answer(point)}}}")
+        return "\n".join(lines)
+
+    def _answer(self, point: str) -> str:
+        if self._random.random() < self._slips:
+            other = self._random.choice(tuple(ANSWERS))
+            return self._random.choice(["{}", "[]", "nothing", "1", "~", ANSWERS[other](self, other)])
+        return ANSWERS[point](self, point)
+
+    # --- the answers of the points ---
+
+    def admit(self, point: str) -> str:
+        action = self._random.choice(answers.ADMIT)
+        with_reason = action in answers.WITH_REASON and self._random.random() < 0.5
+        return f"{{{action}: because of this}}" if with_reason else action
+
+    def keys(self, point: str) -> str:
+        keys = []
+        for _ in range(self._random.randint(1, 3)):
+            text = self._expressions.write(self._random.choice((*ORDERED, Type.BOOL)), f"a key of {point}", 1)
+            keys.append(quoted(self._random.choice(["", "-"]) + text))
+        return f"{{by: [{', '.join(keys)}]}}"
+
+    def form(self, point: str) -> str:
+        parts = (f"{key}: {self._e(Type.NUMBER, 'form')}" for key in answers.FORM)
+        return f"{{{', '.join(parts)}}}"
+
+    def split(self, point: str) -> str:
+        decode, prefill = self._units(), self._random.choice(["rest", "rest", "none"])
+        seeks = "fewest" in decode or decode == "fit"
+        if decode in ("all", "rest") or self._random.random() < 0.1:
+            decode, prefill, seeks = "all", "all", False
+        otherwise = ", otherwise: {decode: most, prefill: rest}" if seeks else ""
+        return f"{{decode: {decode}, prefill: {prefill}{otherwise}}}"
+
+    def _units(self) -> str:
+        kind = self._random.randrange(4)
+        if kind == 0:
+            return self._random.choice(tuple(word for word in splits.KEYWORDS if word != "none"))
+        if kind == 1:
+            return "fit"
+        if kind == 2:
+            return quoted("fewest where " + self._expressions.write(Type.BOOL, "fewest"))
+        return self._e(self._random.choice((Type.NUMBER, Type.PERCENT)), "split", 2)
+
+    def slice(self, point: str) -> str:
+        amount = self._random.choice([answers.ALL, self._e(Type.NUMBER, "slice")])
+        kind = self._random.randrange(4)
+        if kind == 0:
+            return f"{{layers: {amount}}}"
+        if kind == 1:
+            return f"{{tokens: {amount}}}"
+        if kind == 2:
+            return f"{{layers: {amount}, tokens: {self._e(Type.NUMBER, 'slice', 1)}}}"
+        return f"{{tokens: {amount}, fuse: {answers.FUSE[0]}}}"
+
+    def preempt(self, point: str) -> str:
+        return self._random.choice(answers.PREEMPT)
+
+    def retain(self, point: str) -> str:
+        return self._random.choice(answers.RETAIN)
+
+
+ANSWERS: Mapping[str, Callable[[PolicyWriter, str], str]] = {
+    "admit": PolicyWriter.admit,
+    "order": PolicyWriter.keys,
+    "form": PolicyWriter.form,
+    "split": PolicyWriter.split,
+    "slice": PolicyWriter.slice,
+    "preempt": PolicyWriter.preempt,
+    "victim": PolicyWriter.keys,
+    "retain": PolicyWriter.retain,
+}
+"""How the answers of each decision point are written."""
+
+
+def right_policy(random: Random) -> str:
+    return PolicyWriter(random).write()
+
+
+def nearly_right_policy(random: Random) -> str:
+    return PolicyWriter(random, slips=random.choice([0.01, 0.03, 0.1])).write()
+
+
+def hostile_policy(random: Random) -> str:
+    """A policy with bytes put in, taken out, repeated or moved."""
+    text = PolicyWriter(random, slips=random.choice([0.0, 0.03])).write()
+    for _ in range(random.randint(1, 4)):
+        start = random.randrange(len(text) + 1)
+        end = min(len(text), start + random.choice([0, 0, 1, 5, 40]))
+        kind = random.randrange(4)
+        if kind == 0:
+            text = text[:start] + text[start:end] * 2 + text[end:]
+        elif kind == 1:
+            lines = text.split("\n")
+            random.shuffle(lines)
+            text = "\n".join(lines) if random.random() < 0.2 else text[:end]
+        else:
+            text = text[:start] + random.choice(HOSTILE_BYTES) + text[end:]
+    return text
