@@ -3,6 +3,7 @@
 #   make run    make .venv, install what the CPU device needs, fetch the embedded model, start the demonstration
 #   make test   install the developer tools into the same .venv, run the tests (ARGS="tests/kernel -k arbiter")
 #   make lint   ruff format and lint, mypy --strict      make check  lint, then test (what CI runs)
+#   make fuzz   100,000 generated policies and expressions (FUZZ=1000000 for more, SEED=7 to repeat a run)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
 #
@@ -19,7 +20,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check bench soak install clean
+.PHONY: help run test lint types check bench fuzz soak install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -58,6 +59,13 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench
 	$(BIN)/python -m muxk.client.modelbench
 	$(BIN)/muxk bench
+
+# Another seed each time, unless SEED says which: it is printed, and repeats the run.
+FUZZ ?= 100000
+fuzz: SEED := $(or $(SEED),$(shell $(BIN)/python -c 'import secrets; print(secrets.randbits(32))'))
+fuzz: $(VENV)/.stamp-dev
+	@echo "$(FUZZ) examples, SEED=$(SEED)"
+	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/policies/test_generated_policies.py --hypothesis-seed=$(SEED)
 
 soak: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.soak $(ARGS)
