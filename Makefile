@@ -62,10 +62,9 @@ bench: $(VENV)/.stamp-cpu
 
 # Another seed each time, unless SEED says which: it is printed, and repeats the run.
 FUZZ ?= 100000
-fuzz: SEED := $(or $(SEED),$(shell $(BIN)/python -c 'import secrets; print(secrets.randbits(32))'))
 fuzz: $(VENV)/.stamp-dev
-	@echo "$(FUZZ) examples, SEED=$(SEED)"
-	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/policies/test_generated_policies.py --hypothesis-seed=$(SEED)
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "$(FUZZ) examples, SEED=$$seed"; \
+	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
 
 soak: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.soak $(ARGS)
