@@ -7,7 +7,9 @@ follow aliases; the composer recurses without a bound. So only its scanner and p
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Mapping
+from itertools import islice
 
 import yaml
 from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, Style
@@ -16,6 +18,12 @@ from muxk.policies.problems import Mark, Report, Source, did_you_mean
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+
+
+_DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls of bidirectional text, with which a line can look different from what it says."""
+MAX_DIRECTIONS = 10
+"""Of them that are told; more of them say nothing new."""
 
 
 class _Stop(Exception):
@@ -31,6 +39,7 @@ def load(text: str, filename: str, report: Report) -> Node | None:
     if len(text) > MAX_CHARACTERS:
         report.add(Mark(source, 1, 1), f"the file is larger than {MAX_CHARACTERS:,} characters")
         return None
+    _refuse_directions(source, report)
     try:
         return _Composer(source, report).document()
     except _Stop:
@@ -45,6 +54,12 @@ def load(text: str, filename: str, report: Report) -> Node | None:
     except (ValueError, OverflowError):  # PyYAML on escapes beyond the last code point
         report.add(Mark(source, 1, 1), "the file is not valid YAML")
     return None
+
+
+def _refuse_directions(source: Source, report: Report) -> None:
+    for match in islice(_DIRECTION.finditer(source.text), MAX_DIRECTIONS):
+        message = f"{match[0]} changes the direction of the text around it"
+        report.add(source.mark(match.start()), message, "take it out: it can make a rule look like another")
 
 
 def normalise(text: str) -> str:
