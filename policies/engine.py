@@ -31,6 +31,7 @@ from muxk.kernel.view import (
 )
 from muxk.policies.answers import POINTS, Context, Verdict
 from muxk.policies.classes import Classes
+from muxk.policies.inheritance import DEFAULTS
 from muxk.policies.loader import MAX_CHARACTERS, load
 from muxk.policies.marks import Node, plain
 from muxk.policies.migrations import current
@@ -39,7 +40,7 @@ from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean
 from muxk.policies.rules import OnError as OnError
 from muxk.policies.rules import Point as Point
 from muxk.policies.rules import Rule as Rule
-from muxk.policies.schema import DEFAULTS, PolicySource, read_policy
+from muxk.policies.schema import PolicySource, read_policy
 from muxk.policies.scopes import DecideScope, RequestScope, SortScope
 from muxk.policies.shares import with_classes
 from muxk.policies.units import TtftSlo

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from muxk.policies import answers, params, schema, sections
+from muxk.policies import answers, inheritance, params, schema, sections
 from muxk.policies.engine import shipped_policies
 from muxk.policies.lexer import MAX_CHARACTERS
 from muxk.policies.rules import OnError
@@ -139,7 +139,7 @@ def _spec() -> dict[str, Schema]:
             "Who answers when a rule fails: the built-in default, the next rule, or the extended policy.",
             {"enum": [str(word) for word in OnError]},
         ),
-        **{point: described(ABOUT_POINTS[point], _point(answer())) for point, answer in _ANSWERS.items()},
+        **{point: described(ABOUT_POINTS[point], _point(answer())) for point, answer in ANSWERS.items()},
     }
 
 
@@ -223,7 +223,9 @@ def _point(answer: Schema) -> Schema:
         "then": described("The answer.", answer),
     }
     rule = keyed(schema.RULE, shapes, ("name", "then"))
-    rules = {"type": "array", "items": rule, "minItems": 1, "maxItems": schema.MAX_RULES}
+    rest = described("As the last: the rules of the extended policy.", {"const": inheritance.REST})
+    item = {"if": {"type": "string"}, "then": rest, "else": rule}
+    rules = {"type": "array", "items": item, "minItems": 1, "maxItems": schema.MAX_RULES}
     return {"if": {"type": "array"}, "then": rules, "else": answer}
 
 
@@ -279,7 +281,7 @@ def _slice() -> Schema:
     return {**keyed(answers.SLICE, shapes), "minProperties": 1, "dependentSchemas": {"fuse": fused}}
 
 
-_ANSWERS: Mapping[str, Callable[[], Schema]] = {
+ANSWERS: Mapping[str, Callable[[], Schema]] = {
     "admit": _admit,
     "order": _sort_keys,
     "form": _form,

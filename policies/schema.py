@@ -1,20 +1,20 @@
 """The document of a policy: its sections, read into a `PolicySource` with every mistake reported.
 
-`extends` merges the base's sections node by node, so that everything keeps its place for messages. Every
-policy extends `defaults` in the end.
+What a policy inherits is merged into its sections before they are read, see `inheritance.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from muxk.kernel.view import Limits
 from muxk.policies.answers import POINTS, Context
 from muxk.policies.classes import Classes
+from muxk.policies.inheritance import ALWAYS, REST, Base, is_inherited, is_rest, with_bases
 from muxk.policies.loader import fields
-from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, describe
+from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
 from muxk.policies.params import read_params
 from muxk.policies.problems import Mark, Report, did_you_mean
 from muxk.policies.rules import OnError
@@ -34,9 +34,7 @@ API_VERSION = "muxk/v1beta1"
 """Earlier versions are converted before they are read, see `migrations.py`."""
 KIND = "SchedulingPolicy"
 MAX_RULES = 200
-MAX_BASES = 8
 MAX_VERSION_CHARACTERS = 64
-DEFAULTS = "defaults"
 
 DOCUMENT: Mapping[str, str] = {"apiVersion": "", "kind": "", "metadata": "", "spec": ""}
 METADATA: Mapping[str, str] = {"name": "", "version": "", "description": ""}
@@ -52,11 +50,6 @@ SPEC: Mapping[str, str] = {
     "place": "is not supported yet",
 }
 RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
-_MERGED = ("slo", "params", "variables", "limits")
-"""Sections that a policy inherits key by key; others are replaced as a whole."""
-
-Base = Callable[[str], "Node | None"]
-"""From the name of a shipped policy to the root node of its file, or None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +121,7 @@ def read_policy(root: Node, settings: Mapping[str, str], base: Base, report: Rep
         mark = spec.mark if spec is not None else root.mark
         report.add(mark, "a policy needs a 'spec' mapping", "its sections are slo, split, slice, ...")
         return None
-    return _spec(metadata, _with_bases(spec, base, report), settings, report)
+    return _spec(metadata, with_bases(spec, base, report), settings, report)
 
 
 def _fixed(document: dict[str, Node], key: str, wanted: str, root: Node, report: Report) -> None:
@@ -169,55 +162,6 @@ def _version(node: Node | None, report: Report) -> str:
         report.add(node.mark, f"a version is a text of at most {MAX_VERSION_CHARACTERS} characters")
         return ""
     return text
-
-
-def _with_bases(spec: MappingNode, base: Base, report: Report) -> list[MappingNode]:
-    """The spec and those it extends, nearest first, each with all that it inherits."""
-    specs = _chain(spec, base, report)
-    merged: list[MappingNode] = []
-    for one in reversed(specs):
-        merged.insert(0, _merge(merged[0], one) if merged else one)
-    return merged
-
-
-def _chain(spec: MappingNode, base: Base, report: Report) -> list[MappingNode]:
-    """The spec, the one it extends, and so on down to the defaults, as written."""
-    specs, extends = [spec], _extends(spec, report)
-    while extends:
-        below = base(extends)
-        below_spec = below.get("spec") if isinstance(below, MappingNode) else None
-        if not isinstance(below_spec, MappingNode):
-            node = spec.get("extends") or spec
-            report.add(node.mark, f"there is no shipped policy '{extends[:40]}' to extend", "such as muxwise")
-            return specs
-        specs.append(below_spec)
-        extends = "" if extends == DEFAULTS else _extends(below_spec, report)
-        if len(specs) > MAX_BASES:
-            report.add(spec.mark, f"more than {MAX_BASES} policies extend one another")
-            return specs
-    return specs
-
-
-def _extends(spec: MappingNode, report: Report) -> str:
-    node = spec.get("extends")
-    return DEFAULTS if node is None else identifier(node, "the policy to extend", report) or DEFAULTS
-
-
-def _merge(below: MappingNode, above: MappingNode) -> MappingNode:
-    """What a policy says, over what it extends; keys of the base come first, in its sequence."""
-    entries = [_over(entry, above) for entry in below]
-    entries += [entry for entry in above if below.get(entry.key.text) is None]
-    return MappingNode(tuple(entries), above.mark)
-
-
-def _over(entry: Entry, above: MappingNode) -> Entry:
-    key = entry.key.text
-    over = next((candidate for candidate in above if candidate.key.text == key), None)
-    if over is None:
-        return entry
-    if key in _MERGED and isinstance(over.value, MappingNode) and isinstance(entry.value, MappingNode):
-        return Entry(over.key, _merge(entry.value, over.value))
-    return over
 
 
 def _spec(
@@ -279,7 +223,7 @@ def _on_error(node: Node | None, context: Context) -> OnError:
 def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
     """Rules of a point; what is no list is the answer of its only rule."""
     if not isinstance(node, SequenceNode):
-        return (RuleSource("always", None, node, node.mark),)
+        return (RuleSource(ALWAYS, None, node, node.mark),)
     if len(node.items) > MAX_RULES:
         report.add(node.mark, f"{point} has more than {MAX_RULES} rules")
         return ()
@@ -290,6 +234,12 @@ def _rules(node: Node, point: str, report: Report) -> tuple[RuleSource, ...]:
 
 
 def _rule(node: Node, point: str, report: Report) -> RuleSource:
+    if is_rest(node):
+        hint = "its rules always answer; write yours above it"
+        report.add(
+            node.mark, f"'{REST}', the rules of the extended policy, must be the last of {point}", hint
+        )
+        return RuleSource("", None, None, node.mark, broken=True)
     found = fields(node, RULE, f"a rule of {point}", report)
     if not isinstance(node, MappingNode):
         return RuleSource("", None, None, node.mark, broken=True)
@@ -307,13 +257,18 @@ def _rule(node: Node, point: str, report: Report) -> RuleSource:
 
 
 def _check_names(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
-    lines: dict[str, int] = {}
+    marks: dict[str, Mark] = {}
     for item, rule in zip(node.items, rules, strict=True):
-        if rule.name in lines:
-            hint = f"the other is on line {lines[rule.name]}"
-            report.add(item.mark, f"{point} has two rules named '{rule.name}'", hint)
+        other = marks.get(rule.name)
+        if other is not None and is_inherited(item.mark, node):
+            hint = f"the extended policy has one on line {item.mark.line} of {item.mark.source.filename}"
+            report.add(other, f"{point} has two rules named '{rule.name}'", hint)
+        elif other is not None:
+            report.add(
+                item.mark, f"{point} has two rules named '{rule.name}'", f"the other is on line {other.line}"
+            )
         elif rule.name:
-            lines[rule.name] = item.mark.line
+            marks[rule.name] = item.mark
 
 
 def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], report: Report) -> None:
@@ -322,7 +277,10 @@ def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], 
     for item, rule in zip(node.items, rules, strict=True):
         if always is not None:
             hint = f"rule '{always.name}' before it always matches; give that one a 'when'"
-            report.add(item.mark, f"this rule of {point} can never be reached", hint)
+            inherited = is_inherited(item.mark, node)
+            what = f"'{REST}' at the end" if inherited else "this rule"
+            mark = always.mark if inherited else item.mark
+            report.add(mark, f"{what} of {point} can never be reached", hint)
             return
         if rule.when is None and not rule.broken:
             always = rule
