@@ -15,7 +15,7 @@ import yaml
 from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, Style
 from muxk.policies.problems import Mark, Report, Source, did_you_mean
 
-MAX_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 250_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 

@@ -9,6 +9,7 @@ from typing import Any
 from muxk.policies.answers import POINTS, Answer, Context
 from muxk.policies.expressions import Expression
 from muxk.policies.marks import Scalar, written
+from muxk.policies.names import ASKED
 from muxk.policies.problems import Mark
 from muxk.policies.rules import OnError, Point, Rule, reachable
 from muxk.policies.schema import PolicySource, Rules, RuleSource
@@ -17,6 +18,8 @@ from muxk.policies.units import Type
 
 CLASSES = "classes"
 """The point that puts a request into a class; its answer is the rank."""
+MAX_POINT_COST = 5_000
+"""Of all rules of a point, which may all be computed for one answer: about half a millisecond."""
 
 
 def compile_points(source: PolicySource, context: Context) -> dict[str, Point]:
@@ -38,8 +41,18 @@ def _point(name: str, rules: Rules, source: PolicySource, context: Context) -> P
 def _compiled(
     name: str, label: str, rules: Rules, on_error: OnError, base: Point | None, context: Context
 ) -> Point:
-    compiled = [_rule(name, label, rule, context) for rule in rules]
-    written_rules = tuple(rule for rule in compiled if rule is not None)
+    compiled: list[Rule] = []
+    cost = 0
+    for source in rules:
+        rule = _rule(name, label, source, context)
+        if rule is not None:
+            compiled.append(rule)
+            cost += rule.cost
+        if cost > MAX_POINT_COST:
+            message = f"the rules of {name} up to here cost {cost:,}, more than {MAX_POINT_COST:,}"
+            context.report.add(source.mark, message, f"they may all be computed {ASKED[name].about}")
+            break
+    written_rules = tuple(compiled)
     return Point(name, reachable(written_rules), POINTS[name].fallback, on_error, written_rules, base)
 
 

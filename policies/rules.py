@@ -52,6 +52,12 @@ class Rule:
         """Whether its condition is false under the params in force."""
         return self.condition is not None and self.condition.constant is False
 
+    @property
+    def cost(self) -> int:
+        """Of its condition and its answer together."""
+        own = 0 if self.condition is None else self.condition.cost
+        return own + sum(expression.cost for expression in self.expressions)
+
     @cached_property
     def when_reads(self) -> Mapping[str, Name]:
         """How to read what the condition mentions from the scope of its point, by its text."""

@@ -19,6 +19,8 @@ from muxk.policies.units import TtftSlo, Type, UnitError, parse_ttft
 
 MAX_CLASSES = 32
 MAX_VARIABLES = 64
+MAX_VARIABLE_CHARACTERS = 10_000
+"""Of all variables together: each is compiled for every place that may use it."""
 SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
 LIMIT_RANGES: Mapping[str, tuple[int, int] | None] = {
     "backlog": (1, 4),
@@ -149,6 +151,9 @@ def read_variables(node: Node | None, report: Report) -> dict[str, Scalar]:
             report.add(entry.value.mark, message, hint)
         else:
             found[name] = entry.value
+    if sum(len(scalar.text) for scalar in found.values()) > MAX_VARIABLE_CHARACTERS:
+        report.add(node.mark, f"the variables have more than {MAX_VARIABLE_CHARACTERS:,} characters together")
+        return {}
     return found
 
 

@@ -151,6 +151,22 @@ def test_the_cost_of_a_variable_counts_at_each_use(policy_text: Text) -> None:
     assert "more than 400 for admit" in problem.message
 
 
+def test_variables_are_bounded_in_number_and_length(policy_text: Text) -> None:
+    many = "\n".join(f"  v{index}: 1" for index in range(65))
+    assert "more than 64 variables" in problems(policy_text(f"variables:\n{many}"))[0].message
+    long = "\n".join(f"  v{index}: {' + '.join(['kv.free'] * 100)}" for index in range(11))
+    assert "more than 10,000 characters" in problems(policy_text(f"variables:\n{long}"))[0].message
+
+
+def test_the_rules_of_a_point_are_bounded_together(policy_text: Text) -> None:
+    dear = " and ".join(["decode.batch > 3"] * 90)
+    rules = "\n".join(f"  - {{name: r{index}, when: {dear}, then: park}}" for index in range(30))
+    found = problems(policy_text(f"preempt:\n{rules}\n  - {{name: last, then: continue}}\n"))
+    (problem,) = found
+    assert "the rules of preempt up to here cost" in problem.message
+    assert problem.line == 5 + 19
+
+
 def test_a_policy_inherits_variables_and_may_change_one(policy_text: Text, make_view: MakeView) -> None:
     """As with params: what the base says with a variable follows what the policy says it is."""
     spec = (
