@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from muxk.kernel.actor import Message
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.devices.sim import SimDevice
@@ -28,8 +30,11 @@ from muxk.kernel.view import (
     VictimAnswer,
     View,
 )
-from muxk.kernel.work import DecodeWork, Item, PrefillWork
+from muxk.kernel.work import DecodeWork, Item, PrefillWork, SamplingColumns
 from muxk.policies.run_records import DecisionRecord, ItemRecord, RunRecord
+
+SAMPLED = 122
+"""The token that every request gets."""
 
 
 class Notes:
@@ -97,6 +102,16 @@ class WatchedDevice(SimDevice):
     def launch(self, lane: Lane, item: Item, after: Sequence[int]) -> None:
         self._items[item.item_id] = (item, lane)
         super().launch(lane, item, after)
+
+    def _sample(
+        self,
+        table: npt.NDArray[np.int32],
+        rows: list[int],
+        lengths: list[int],
+        sampling: SamplingColumns,
+    ) -> list[int]:
+        """Any token will do here, and hashing whole contexts takes a third of the time."""
+        return [SAMPLED] * len(rows)
 
     def _ended(self, done: ItemDone) -> None:
         item, lane = self._items.pop(done.item_id)

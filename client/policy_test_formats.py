@@ -90,7 +90,7 @@ def write_junit(path: Path, results: Sequence[Result], collection: Collection, s
         "time": f"{seconds:.3f}",
     }
     root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(root, "testsuite", name="muxk test", **counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "muxk test", **counts})
     for error in collection.errors:
         _error_case(suite, error)
     for result in results:

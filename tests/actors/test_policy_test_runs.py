@@ -320,3 +320,32 @@ expect:
     )
     assert reasons(outcome) == ["there are no requests of other of class interactive"]
     assert outcome.warnings[0].startswith("class 'interactve' has no effect")
+
+
+def test_requests_that_lose_their_pages_are_counted() -> None:
+    outcome = run("""
+policy: muxwise
+device: {units: 4, layers: 4, kv_tokens: 1k}
+arrivals: [{name: chat, count: 6, every: 10ms, prompt: 100, output: 200}]
+expect:
+  - finished == 6
+  - {at: 600ms, that: kv.free < 10 and kv.total >= 62}
+  - {for: chat-1, that: recomputes == 0, because: who came last is the victim}
+  - recomputes == 0
+""")
+    (failure,) = outcome.failures
+    assert failure.text == "recomputes == 0"
+    assert failure.worst[0].startswith("chat-")
+    assert "lost its pages" in failure.worst[0]
+
+
+def test_a_parked_prompt_is_seen_at_its_moment() -> None:
+    outcome = run("""
+policy: muxwise
+arrivals: [{name: long, prompt: 16k, output: 2}, {name: short, at: 300ms, prompt: 4k, output: 2}]
+expect:
+  - {at: 200ms, that: not parked and prefill.batches == 1}
+  - {at: 500ms, that: parked and prefill.batches == 2}
+  - preemptions == 1
+""")
+    assert outcome.failures == (), "\n".join(map(failure_text, outcome.failures))
