@@ -18,6 +18,7 @@ from muxk.policies.scopes import RequestScope as RequestScope
 from muxk.policies.scopes import SortScope as SortScope
 from muxk.policies.scopes import estimate_chunk as estimate_chunk
 from muxk.policies.scopes import estimate_decode as estimate_decode
+from muxk.policies.scopes import estimate_prefill as estimate_prefill
 from muxk.policies.scopes import estimate_prefill_layer as estimate_prefill_layer
 from muxk.policies.scopes import prefill_time_ns
 from muxk.policies.scopes import shared as shared
@@ -212,6 +213,16 @@ _ESTIMATES: Mapping[str, Function] = {
         (_UNITS, ("time", _D)), _N, estimate_chunk, "tokens that fit into a time, through all layers", 80, 0
     ),
 }
+_ESTIMATES_OF_ADMIT: Mapping[str, Function] = {
+    "estimate.prefill": Function(
+        (("requests", _N), ("tokens", _N)),
+        _D,
+        estimate_prefill,
+        "prefill of so many prompts with so many tokens in all, one after the other on all units",
+        10,
+        0,
+    ),
+}
 _SORT: Mapping[str, Name] = {
     **_NOW,
     "queue.requests": Name(_N, attrgetter("count"), "requests to choose from", "", 1),
@@ -239,6 +250,7 @@ PLACES: Mapping[str, Mapping[str, Name]] = {
         **_CLASS_QUEUE,
         **_resource_names(""),
         "queue.bound": Name(_N, attrgetter("queue_bound"), "limits.queue of the policy", "", 1),
+        "estimate.known": Name(_B, attrgetter("estimates.known"), _DECIDE["estimate.known"].about),
     },
     "order": _SORT,
     "a key of order": _KEY,
@@ -296,7 +308,7 @@ class Asked:
 
 ASKED: Mapping[str, Asked] = {
     "classes": Asked(Often.REQUEST, "when a request arrives, and again after a swap"),
-    "admit": Asked(Often.REQUEST, "when a request was tokenised"),
+    "admit": Asked(Often.REQUEST, "when a request was tokenised", functions=_ESTIMATES_OF_ADMIT),
     "order": Asked(Often.BATCH, "when the waiting queue is read"),
     "a key of order": Asked(Often.REQUEST, "for each waiting request when the queue is sorted", MAX_KEY_COST),
     "form": Asked(Often.BATCH, "when the prefill lane can take a batch"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from muxk.kernel.view import PrefillView, RequestView, View
+from muxk.kernel.view import AdmitView, PrefillView, RequestView, View
 from muxk.kernel.work import Split
 from muxk.policies.problems import RuleError
 
@@ -143,6 +143,24 @@ def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
         else:
             fails = tokens
     return fits
+
+
+def estimate_prefill(view: AdmitView, requests: float, tokens: float) -> float:
+    """Time to prefill prompts with so many tokens in all, one after the other on the whole device, in ns.
+
+    They are taken to be alike in length: the sum of their lengths is known, that of the squares is not.
+
+    Raises:
+        RuleError: no requests, or nothing was measured yet.
+    """
+    if requests < 1:
+        raise RuleError("estimate.prefill needs at least 1 request")
+    estimates = view.estimates
+    if not estimates.known:
+        raise RuleError("no prefill was measured yet; ask estimate.known first")
+    length = tokens / requests
+    layer_ns = estimates.prefill[-1].layer_ns(round(length), round(length * (length + 1) / 2))
+    return _time(requests * estimates.layers * layer_ns)
 
 
 def _first_pairs(batch: PrefillView, tokens: int) -> int:

@@ -201,6 +201,26 @@ def test_admission_is_written_with_a_reason(policy_text: Text, make_request: Mak
     assert policy.admit(view).reason == "come back at night"
 
 
+def test_admission_may_ask_how_long_the_queue_takes(
+    policy_text: Text, make_view: MakeView, make_request: MakeRequest
+) -> None:
+    ahead = "queue.requests + 1, queue.tokens + request.prompt_tokens"
+    late = f"estimate.prefill({ahead}) > request.slack"
+    rules = f"[{{name: late, when: '{late}', then: shed}}, base]"
+    policy = compile_policy(policy_text(f"admit: {rules}\n"))
+    known = make_view().estimates  # 32 layers, 5 us a token on all 16 units
+    request = make_request(prompt_tokens=1_000, deadline_ns=1_000_000_000)
+
+    def rule(waiting: QueueView, estimates: Estimates = known) -> tuple[str, int]:
+        answer = policy.admit(AdmitView(0, request, waiting, 10, KvView(100, 50), estimates))
+        return answer.rule, len(answer.errors)
+
+    assert rule(QueueView(0, 0)) == ("admit/welcome", 0)
+    assert rule(QueueView(2, 5_200)) == ("admit/welcome", 0)
+    assert rule(QueueView(2, 5_300)) == ("admit/late", 0)
+    assert rule(QueueView(2, 5_300), Estimates()) == ("admit/default", 1)
+
+
 def test_a_long_head_is_a_batch_of_its_own(make_request: MakeRequest) -> None:
     policy = load_policy("muxwise")
 
