@@ -140,8 +140,8 @@ def _instead_of(scope: RuleScope) -> tuple[str, ...]:
 
 def _meanwhile(begins_ns: int, ends_ns: int, run: RunRecord) -> list[str]:
     """What the device did in a time, longest first, and which rules fired."""
-    items = [item for item in run.items_in(begins_ns, ends_ns) if item.prefills]
-    shown = [_item_line(group, begins_ns, ends_ns) for group in _by_requests(items)[:SHOWN]]
+    groups = _by_requests(run.items_in(begins_ns, ends_ns))
+    shown = [_item_line(group, begins_ns, ends_ns) for group in groups[:SHOWN]]
     rules = show_rules(run, begins_ns, ends_ns)
     return [*(f"  meanwhile {line}" for line in shown), f"  rules that fired: {rules}"]
 
@@ -157,10 +157,15 @@ def _by_requests(items: Sequence[ItemRecord]) -> list[list[ItemRecord]]:
 def _item_line(items: Sequence[ItemRecord], begins_ns: int, ends_ns: int) -> str:
     took_ns = sum(min(item.ends_ns, ends_ns) - max(item.begins_ns, begins_ns) for item in items)
     first = items[0]
+    units = "/".join(str(size) for size in sorted({item.units for item in items}))
+    if not first.prefills:
+        steps = f"{len(items)} steps" if len(items) > 1 else "1 step"
+        return (
+            f"decode: {_ms(took_ns)} in {steps} of up to {max(i.rows for i in items)} rows, on {units} units"
+        )
     names = ", ".join(first.requests[:SHOWN]) + (", ..." if len(first.requests) > SHOWN else "")
     many = f"{len(items)} items" if len(items) > 1 else "1 item"
     tokens, layers = max(item.tokens for item in items), max(item.layers for item in items)
-    units = "/".join(str(size) for size in sorted({item.units for item in items}))
     return (
         f"{first.phase} of {names}: {_ms(took_ns)} in {many} of up to {tokens:,} tokens and {layers} layers, "
         f"on {units} units"

@@ -14,7 +14,7 @@ from muxk.policies.marks import MappingNode, Node, Scalar, describe
 from muxk.policies.policy_choice import Document, Policies, PolicyChoice, split_documents
 from muxk.policies.policy_test_expect import ExpectationReader, Known
 from muxk.policies.policy_test_load import LoadReader, items_of
-from muxk.policies.policy_test_spec import PolicyTest, Swap
+from muxk.policies.policy_test_spec import Arrivals, Expectation, PolicyTest, Swap
 from muxk.policies.policy_test_values import Values
 from muxk.policies.problems import Mark, PolicyError, Report, did_you_mean
 
@@ -107,14 +107,32 @@ class _TestReader:
         expectations = ExpectationReader(arrivals, known, self._report).expectations(
             spec.get("expect"), spec_node
         )
-        for expectation in expectations:
-            if expectation.at_ns is not None and expectation.at_ns > timeout_ns:
-                self._report.add(expectation.mark, "this moment is after the timeout of the test")
+        self._check_times(spec, timeout_ns, arrivals, swaps, expectations)
         if choice is None:
             return None
         return PolicyTest(
             name, description, mark, choice, seed, device, timeout_ns, arrivals, swaps, expectations
         )
+
+    def _check_times(
+        self,
+        spec: Mapping[str, Node],
+        timeout_ns: int,
+        arrivals: Sequence[Arrivals],
+        swaps: Sequence[Swap],
+        expectations: Sequence[Expectation],
+    ) -> None:
+        """Nothing is to happen when the run is given up."""
+        late = "after the timeout of the test"
+        for expectation in expectations:
+            if expectation.at_ns is not None and expectation.at_ns > timeout_ns:
+                self._report.add(expectation.mark, f"this moment is {late}")
+        for group in arrivals:
+            if group.at_ns > timeout_ns:
+                self._report.add(spec["arrivals"].mark, f"'{group.name}' arrives {late}")
+        for swap in swaps:
+            if swap.at_ns > timeout_ns:
+                self._report.add(spec["actions"].mark, f"the swap to {swap.choice.label} is {late}")
 
     def _fixed(self, document: Mapping[str, Node], key: str, wanted: str) -> None:
         node = document.get(key)

@@ -9,7 +9,7 @@ from typing import Any
 from muxk.policies.expectations import AT_A_MOMENT, OF_A_RULE, OF_REQUESTS, vocabulary
 from muxk.policies.expressions import compile_expression
 from muxk.policies.loader import fields
-from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
+from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe, is_null
 from muxk.policies.policy_choice import PolicyChoice
 from muxk.policies.policy_test_load import items_of
 from muxk.policies.policy_test_spec import Arrivals, Expectation, Swap
@@ -68,6 +68,8 @@ class ExpectationReader:
     def _expectation(self, node: Node) -> Expectation | None:
         if isinstance(node, Scalar):
             return self._compiled(node, OF_REQUESTS, {})
+        if self._is_torn(node):
+            return None
         found = fields(node, EXPECT, "an expectation", self._report)
         if not isinstance(node, MappingNode):
             return None
@@ -81,6 +83,16 @@ class ExpectationReader:
         if place is None:
             return None
         return self._compiled(that, place, self._about(found))
+
+    def _is_torn(self, node: Node) -> bool:
+        """Whether a comma inside { } cut a text in two: YAML takes the rest for a key without a value."""
+        entries = node.entries if isinstance(node, MappingNode) else ()
+        for before, entry in zip((None, *entries), entries, strict=False):
+            if before is not None and entry.key.text not in EXPECT and is_null(entry.value):
+                hint = f"put quotes around the text of '{before.key.text}'"
+                self._report.add(entry.key.mark, "inside { } a comma ends a text", hint)
+                return True
+        return False
 
     def _place(self, found: Mapping[str, Node]) -> str | None:
         """Which kind of expectation it is; None, with a report, for a mixture."""

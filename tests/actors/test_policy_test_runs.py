@@ -140,8 +140,9 @@ expect:
     assert "from 0.3" in text[4]
     assert "prefill of long-1" in text[5]
     assert "8,000 tokens and 32 layers, on 16 units" in text[5]
-    assert "split/prefill-first" in text[6]
-    assert text[7].strip() == "because: people read along"
+    assert "decode: 6.1ms in 1 step of up to 2 rows" in text[6]
+    assert "split/prefill-first" in text[7]
+    assert text[8].strip() == "because: people read along"
 
 
 def test_a_count_that_is_wrong_names_some_of_what_was_counted() -> None:

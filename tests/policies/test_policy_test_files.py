@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from muxk.policies.policy_test import read_tests
 from muxk.policies.policy_test_spec import PolicyTest
 from muxk.policies.problems import PolicyError, Problem
@@ -211,9 +213,72 @@ def test_two_tests_of_one_name_are_told() -> None:
     assert (problem.message, problem.hint) == ("two tests are named 'it'", "the other is on line 3")
 
 
-def test_a_moment_after_the_timeout_is_told() -> None:
-    text = spec("policy: muxwise\ntimeout: 1s\nexpect: [{at: 2s, that: live == 0}]") + LOAD
-    assert problems(text)[0].message == "this moment is after the timeout of the test"
+def test_what_would_happen_after_the_timeout_is_told() -> None:
+    text = spec("""
+policy: muxwise
+timeout: 1s
+arrivals: [{name: a, at: 2s, prompt: 2, output: 4}]
+actions: [{at: 3s, swap: chunked}]
+expect: [{at: 4s, that: live == 0}]
+""")
+    assert [each.message for each in problems(text)] == [
+        "'a' arrives after the timeout of the test",
+        "the swap to chunked is after the timeout of the test",
+        "this moment is after the timeout of the test",
+    ]
+
+
+def test_a_text_that_a_comma_cut_in_two_is_explained() -> None:
+    text = spec("policy: muxwise\nexpect: [{that: finished == 3, because: no, really}]") + LOAD
+    assert complaints(text) == [
+        "6:47: inside { } a comma ends a text [put quotes around the text of 'because']",
+    ]
+    text = spec("policy: muxwise\nexpect: [{that: max(tbt.max, ttft.max) < 1s}]") + LOAD
+    assert complaints(text) == [
+        "6:32: inside { } a comma ends a text [put quotes around the text of 'that']",
+    ]
+
+
+WHOLE = spec("policy: muxwise\nexpect: [{for: chat, that: tbt.p99 <= 5ms}, {at: 1s, that: live == 0}]") + LOAD
+PIECES = [
+    ": ",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "'",
+    "\n",
+    "  ",
+    "---\n",
+    "1e9",
+    "-1",
+    "%",
+    "5ms",
+    "spec",
+    "\t",
+    "#",
+    "&a",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 9), st.sampled_from(PIECES)), max_size=4
+    )
+)
+def test_a_damaged_file_is_read_or_refused_with_places(edits: list[tuple[int, int, str]]) -> None:
+    text = WHOLE
+    for at, cut, piece in edits:
+        text = text[:at] + piece + text[at + cut :]
+    try:
+        told: tuple[Problem, ...] = ()
+        read_tests(text, "a.test.yaml")
+    except PolicyError as error:
+        told = error.problems
+    assert all(each.line >= 1 and each.message for each in told)
 
 
 BROKEN = "  arrivals: {}\n  expect: 3\n  device: []\n  actions: x\n  set: 4\n"
