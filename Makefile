@@ -20,7 +20,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check bench fuzz soak install clean
+.PHONY: help run test lint types check reference bench fuzz soak install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -54,6 +54,10 @@ types: $(VENV)/.stamp-dev
 check:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
+
+# docs/policy-reference.md is made from the tables of the policy language; a test fails while it is out of date.
+reference: $(VENV)/.stamp-cpu
+	$(BIN)/python -m muxk.policies.reference docs/policy-reference.md
 
 bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench

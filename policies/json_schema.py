@@ -100,18 +100,18 @@ def policy_document() -> Schema:
     shapes = {
         "apiVersion": described("Version of the language.", {"const": schema.API_VERSION}),
         "kind": described("What the document is.", {"const": schema.KIND}),
-        "metadata": keyed(
-            schema.METADATA,
-            {
-                "name": described("Name of the policy.", {"$ref": "#/$defs/name"}),
-                "version": text("Version of the policy; any text.", maxLength=schema.MAX_VERSION_CHARACTERS),
-                "description": text("What the policy is for, in one line."),
-            },
-            ("name",),
-        ),
+        "metadata": described("What it is called.", keyed(schema.METADATA, _metadata(), ("name",))),
         "spec": described("The sections of the policy.", keyed(schema.SPEC, _spec())),
     }
     return keyed(schema.DOCUMENT, shapes, tuple(schema.DOCUMENT))
+
+
+def _metadata() -> dict[str, Schema]:
+    return {
+        "name": described("Name of the policy.", {"$ref": "#/$defs/name"}),
+        "version": text("Version of the policy; any text.", maxLength=schema.MAX_VERSION_CHARACTERS),
+        "description": text("What the policy is for, in one line."),
+    }
 
 
 def _spec() -> dict[str, Schema]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from muxk.policies import json_schema, policy_test
@@ -105,8 +106,19 @@ def _settings() -> Schema:
     return described("Values of params by name.", {"type": "object", "additionalProperties": values})
 
 
+ABOUT_COSTS: Mapping[str, str] = {
+    "launch": "Time to launch an item",
+    "decode_base": "Time of a decode step whatever its rows",
+    "decode_row": "Time of each row of a decode step",
+    "decode_context_token": "Time of each token of context of those rows",
+    "prefill_layer_base": "Time of a layer of prefill whatever its tokens",
+    "prefill_token": "Time of each token in a layer",
+    "prefill_pair": "Time of each query-key pair in a layer",
+}
+
+
 def _device() -> Schema:
-    costs = {key: _time("A time, such as 100us.") for key in COSTS}
+    costs = {key: _time(f"{ABOUT_COSTS[key]}, such as 100us.") for key in COSTS}
     costs["decode_saturation"] = described(
         "Share of the device beyond which decode gets no faster, such as 25%.",
         {"type": "string", "pattern": json_schema.PATTERNS["percent"]},
