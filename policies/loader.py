@@ -17,7 +17,7 @@ from muxk.policies.problems import Mark, Report, Source, did_you_mean
 
 MAX_CHARACTERS = 250_000
 MAX_DEPTH = 32
-MAX_NODES = 20_000
+MAX_NODES = 10_000
 
 
 _DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -202,6 +202,8 @@ def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> d
         return {}
     found: dict[str, Node] = {}
     for entry in node:
+        if report.full:
+            break
         key = entry.key.text
         if key not in known:
             hint = did_you_mean(key, known, f"known here: {', '.join(known)}")
