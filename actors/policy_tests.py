@@ -9,9 +9,12 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from muxk.actors.offenders import offenders
 from muxk.actors.simulation import DeviceSetup, PlannedRequest, PlannedSwap, Simulation
+from muxk.kernel.policy import PolicyText
+from muxk.kernel.record_frames import NotARecording
 from muxk.policies.expectations import PLACES, RequestsScope, RuleScope, Scope, place_of
 from muxk.policies.policy_choice import PolicyChoice
 from muxk.policies.policy_test_spec import Arrivals, Expectation, PolicyTest
@@ -66,10 +69,16 @@ class Outcome:
         return not self.failures
 
 
-def run_test(test: PolicyTest) -> Outcome:
-    """Run a test once, with its seed."""
+def run_test(test: PolicyTest, record: Path | None = None) -> Outcome:
+    """Run a test once, with its seed.
+
+    Args:
+        record: a file that decisions are appended to, for `muxk explain --record`. Raises NotARecording.
+    """
     try:
-        run = simulate(test)
+        run = simulate(test, record)
+    except NotARecording:
+        raise
     except Exception as error:  # whatever a policy in Python does, the other tests run
         failure = _fault(test, f"the run broke: {type(error).__name__}: {error}")
         return Outcome(test, (failure,), ())
@@ -80,7 +89,7 @@ def run_test(test: PolicyTest) -> Outcome:
     return Outcome(test, tuple(failures), _warnings(run), run.hits_of, len(run.requests), run.ended_ns)
 
 
-def simulate(test: PolicyTest) -> RunRecord:
+def simulate(test: PolicyTest, record: Path | None = None) -> RunRecord:
     """The run of a test."""
     device = test.device
     setup = DeviceSetup(
@@ -91,7 +100,11 @@ def simulate(test: PolicyTest) -> RunRecord:
         costs=device.costs,
         calibrate=device.calibrate,
     )
-    simulation = Simulation(test.choice.policy, setup, seed=test.seed, time_max_ns=test.timeout_ns)
+    choice = test.choice
+    text = None if choice.source is None else PolicyText(choice.source, choice.filename, choice.settings)
+    simulation = Simulation(
+        choice.policy, setup, seed=test.seed, time_max_ns=test.timeout_ns, text=text, record=record
+    )
     moments = {each.at_ns: None for each in test.expectations if each.at_ns is not None}
     return simulation.run(planned_requests(test), planned_swaps(test), tuple(moments))
 

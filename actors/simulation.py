@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,12 +17,13 @@ from muxk.actors import protocol as wire
 from muxk.actors.backends import Backend
 from muxk.actors.gateway import Gateway
 from muxk.actors.simulation_watch import Notes, WatchedDevice, WatchedPolicy
-from muxk.actors.system import build_specs
+from muxk.actors.system import build_specs, installed_version
 from muxk.kernel.actor import Ref
 from muxk.kernel.devices.sim import SimCosts
 from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.messages import FrameReceived, SendFrame
-from muxk.kernel.policy import Policy
+from muxk.kernel.policy import Policy, PolicyBook, PolicyText
+from muxk.kernel.recording import Recorder
 from muxk.kernel.supervisor import CrashReport
 from muxk.kernel.trace import Trace
 from muxk.kernel.virtual import StillBusy, VirtualRuntime
@@ -92,7 +94,16 @@ class Simulation:
         seed: int = 1,
         time_max_ns: int = TIME_MAX_NS,
         events_max: int = EVENTS_MAX,
+        text: PolicyText | None = None,
+        record: Path | None = None,
     ) -> None:
+        """Args:
+        text: what the policy was compiled from; a recording keeps it.
+        record: a file for `muxk explain --record`. Raises NotARecording.
+        """
+        self._book = PolicyBook()
+        self._recorder = None if record is None else Recorder(record, self._book, installed_version())
+        self._text = text
         self._notes = Notes(self._name_of)
         self._run = self._notes.run
         self._time_max_ns = time_max_ns
@@ -125,6 +136,8 @@ class Simulation:
             on_ready=self._device_is_measured,
             calibrate=setup.calibrate,
             compile_swapped=self._compile,
+            book=self._book,
+            text=self._text,
         )
         runtime = VirtualRuntime(
             specs,
@@ -167,9 +180,15 @@ class Simulation:
 
     def _run_to(self, at_ns: int) -> None:
         """To a time of the run."""
-        start_ns = self._notes.start_ns or 0
-        if start_ns + at_ns >= self._runtime.now_ns():
-            self._events_left -= self._runtime.run_until(start_ns + at_ns, self._events_left)
+        end_ns = (self._notes.start_ns or 0) + at_ns
+        while self._recorder is not None and self._runtime.now_ns() + STEP_NS < end_ns:
+            self._run_until(self._runtime.now_ns() + STEP_NS)
+            self._recorder.write(self._recorder.take())
+        if end_ns >= self._runtime.now_ns():
+            self._run_until(end_ns)
+
+    def _run_until(self, at_ns: int) -> None:
+        self._events_left -= self._runtime.run_until(at_ns, self._events_left)
 
     def _measure(self) -> None:
         """Let the server start and measure the device; time 0 is at its end."""
@@ -178,6 +197,8 @@ class Simulation:
         self._notes.start_ns = self._runtime.now_ns()
         counts = self._describe("arbiter")["counts"]
         self._base = {key: counts.get(key, 0) for key in self._base}
+        self._book.journal.zero_ns = self._notes.start_ns
+        self._book.journal.sink = self._recorder
 
     def _device_is_measured(self) -> None:
         self._ready = True
@@ -294,6 +315,8 @@ class Simulation:
         run.ended_ns = max([0, *(request.end_ns for request in run.requests)])
         self._add_answers()
         self._runtime.request_stop("the run is over")
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _add_answers(self) -> None:
         """What the policy said of each request."""

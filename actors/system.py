@@ -238,13 +238,17 @@ def _open_policies(options: ServeOptions) -> tuple[PolicyBook, OpenedPolicy]:
 def _open_recorder(options: ServeOptions, book: PolicyBook) -> Recorder | None:
     if options.record is None:
         return None
-    try:
-        version = metadata.version("muxk")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    recorder = Recorder(options.record, book, version, options.record_bytes_max)
+    recorder = Recorder(options.record, book, installed_version(), options.record_bytes_max)
     book.journal.sink = recorder
     return recorder
+
+
+def installed_version() -> str:
+    """Version of muxk, for recordings."""
+    try:
+        return metadata.version("muxk")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ def run_tests(
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Keep the run of one test for `muxk explain --record`."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the tests of policies in virtual time, on a simulated device. Needs no server and no model.
@@ -55,7 +61,9 @@ def run_tests(
     collection = collect(paths or (), instead)
     if keywords.strip():
         select(collection, keywords)
-    raise typer.Exit(_run(collection, verbose, first, rules, junit, as_json))
+    if record is not None and len(collection.tests) > 1:
+        die(f"--record is for one test, not {len(collection.tests)}; choose one with -k", USAGE)
+    raise typer.Exit(_run(collection, verbose, first, rules, junit, record, as_json))
 
 
 def _instead(policy: str | None, values: dict[str, str]) -> PolicyChoice | None:
@@ -71,7 +79,13 @@ def _instead(policy: str | None, values: dict[str, str]) -> PolicyChoice | None:
 
 
 def _run(
-    collection: Collection, verbose: bool, first: bool, rules: bool, junit: Path | None, as_json: bool
+    collection: Collection,
+    verbose: bool,
+    first: bool,
+    rules: bool,
+    junit: Path | None,
+    record: Path | None,
+    as_json: bool,
 ) -> int:
     from time import perf_counter
 
@@ -83,7 +97,7 @@ def _run(
     report = None if as_json else TextReport(lambda text: typer.echo(text, nl=False), verbose=verbose)
     if report is not None:
         report.begin(collection)
-    results = _results(collection, report, first)
+    results = _results(collection, report, first, record)
     seconds = perf_counter() - began
     uses = rule_uses(results) if rules else None
     if report is not None:
@@ -104,18 +118,24 @@ def _run(
     return 0 if all(result.outcome.passed for result in results) else FAILED
 
 
-def _results(collection: Collection, report: TextReport | None, first: bool) -> list[Result]:
+def _results(
+    collection: Collection, report: TextReport | None, first: bool, record: Path | None
+) -> list[Result]:
     from time import perf_counter
 
     from muxk.actors.policy_tests import run_test
     from muxk.client.test_report import Result
+    from muxk.kernel.record_frames import NotARecording
 
     results: list[Result] = []
     if first and collection.errors:
         return results
     for collected in collection.tests:
         began = perf_counter()
-        outcome = run_test(collected.test)
+        try:
+            outcome = run_test(collected.test, record)
+        except NotARecording as error:
+            die(f"--record: {error}", USAGE)
         results.append(Result(collected, outcome, perf_counter() - began))
         if report is not None:
             report.ran(results[-1])
