@@ -161,7 +161,8 @@ class GatewayExplain:
             records = list(journal.differences)
         if front_of(question.peer) is not Front.ADMIN:
             records = [record for record in records if record.point in OF_ONE_REQUEST]
-        known = Known(self._book.find, self._names(question), journal.zero_ns)
+        asked_about = frozenset(question.choices)
+        known = Known(self._book.find, self._names(question), journal.zero_ns, asked_about)
         choose = _chooser(question.command, tuple(question.choices), journal.zero_ns)
         ask_ticket = question.command.ticket
 

@@ -53,10 +53,21 @@ class GatewayPolicy:
     # --- what may change the policy ---
 
     def swap(self, peer: bytes, command: wire.SwapPolicy) -> None:
-        """A policy that an operator sent."""
+        """A policy that an operator sent, or named."""
         named = command.plugin or command.filename
-        swap = Swap(SwapKind.COMMAND, named, peer, command.ticket)
-        report = self._too_much(named)
+        self._begin(Swap(SwapKind.COMMAND, named, peer, command.ticket), command)
+
+    def set_shadow(self, peer: bytes, command: wire.SetShadow) -> None:
+        """A policy that is to be asked too, or the end of that."""
+        swap = Swap(SwapKind.SHADOW, command.plugin or command.filename, peer, command.ticket)
+        if command.source is None:
+            self._book.shadow = None
+            self._answer(swap, PolicyCompiled(0, "", "", ""))
+        else:
+            self._begin(swap, command)
+
+    def _begin(self, swap: Swap, command: wire.SwapPolicy | wire.SetShadow) -> None:
+        report = self._too_much(swap.source)
         if command.plugin and command.source:
             report = "give either the text of a policy or the name of one that is installed, not both"
         if report:
@@ -64,18 +75,7 @@ class GatewayPolicy:
         elif command.plugin:
             self._open(swap, command.plugin, command.settings)
         else:
-            self._start(swap, PolicyText(command.source, command.filename, command.settings))
-
-    def set_shadow(self, peer: bytes, command: wire.SetShadow) -> None:
-        """A policy that is to be asked too, or the end of that."""
-        swap = Swap(SwapKind.SHADOW, command.filename, peer, command.ticket)
-        if command.source is None:
-            self._book.shadow = None
-            self._answer(swap, PolicyCompiled(0, "", "", ""))
-        elif report := self._too_much(command.filename):
-            self._answer(swap, PolicyCompiled(0, "", "", report))
-        else:
-            self._start(swap, PolicyText(command.source, command.filename, command.settings))
+            self._start(swap, PolicyText(command.source or "", command.filename, command.settings))
 
     def file_read(self, message: PolicyFileRead) -> None:
         """The policy's file says something else, or may do so; the settings of the start hold for it too."""

@@ -93,6 +93,7 @@ async def watch(file: PolicyFile, stop: anyio.Event) -> None:
                 await file.look()
                 if file.folders() != folders:
                     break
-        except OSError:  # a folder went away, or is not there yet
+        except (OSError, RuntimeError):
+            # A folder went away, or the system can watch no more of them: look now and then instead.
             await anyio.sleep(RETRY_S)
         await file.look()

@@ -126,6 +126,8 @@ class SetShadow(Command, frozen=True):
     filename: str = "<client>"
     settings: dict[str, str] = {}
     ticket: int = 0
+    plugin: str = ""
+    """As for `SwapPolicy`."""
 
 
 class Explain(Command, frozen=True):

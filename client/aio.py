@@ -22,7 +22,7 @@ from muxk.client.address import find
 from muxk.client.commands import ExplainQuestion, Message, Sampling, encode, make_submit
 from muxk.client.errors import ConnectError, PolicyRefused, RequestError
 from muxk.client.inbox import DELTAS_BOUND
-from muxk.client.policy_files import read_policy, swap_command
+from muxk.client.policy_files import shadow_command, swap_command
 from muxk.client.session import Answer, Reply, Session
 from muxk.client.stream import AsyncStream
 from muxk.client.wire import Wire
@@ -218,11 +218,10 @@ class AsyncClient:
         self, policy: str | Path | None, settings: Mapping[str, str] | None = None
     ) -> protocol.ShadowSet:
         """Have another policy asked too, which never acts; None ends that. Raises as `swap` does."""
-        source, filename = (None, "") if policy is None else read_policy(policy)
+        command = shadow_command(policy, settings)
         async with self._as_admin() as admin:
             ticket, answer = admin._live_session().open_question()
-            command = protocol.SetShadow(source, filename, dict(settings or {}), ticket)
-            event = await admin._ask(command, ticket, answer)
+            event = await admin._ask(replace(command, ticket=ticket), ticket, answer)
         assert isinstance(event, protocol.ShadowSet)
         if not event.accepted:
             raise PolicyRefused(event.report)

@@ -24,6 +24,14 @@ def swap_command(policy: str | Path, settings: Mapping[str, str] | None) -> prot
     return protocol.SwapPolicy(source, filename, dict(settings or {}))
 
 
+def shadow_command(policy: str | Path | None, settings: Mapping[str, str] | None) -> protocol.SetShadow:
+    """The same for a policy that is to be asked too; None ends that."""
+    if policy is None:
+        return protocol.SetShadow(None)
+    swap = swap_command(policy, settings)
+    return protocol.SetShadow(swap.source, swap.filename, swap.settings, plugin=swap.plugin)
+
+
 def _may_be_installed_there(policy: str) -> bool:
     """A name that neither ships nor is a file here; the server has policies of its own in Python."""
     from muxk.policies.engine import shipped_policies

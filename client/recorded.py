@@ -72,18 +72,21 @@ def explain_recorded(path: Path, question: ExplainQuestion) -> Explained:
     except NotARecording as error:
         raise RecordError(str(error)) from error
     policies = _Policies(recorded)
-    known = Known(policies.find, recorded.names, recorded.header.zero_ns)
-    decisions = tuple(explain(record, known) for record in _chosen(recorded, question))
+    asked_about: list[int] = []
+    if question.get("about") == "request":
+        asked_about = _ids(recorded, question.get("request_id", ""))
+    known = Known(policies.find, recorded.names, recorded.header.zero_ns, frozenset(asked_about))
+    decisions = tuple(explain(record, known) for record in _chosen(recorded, question, asked_about))
     notes = ["the end of the file is cut off; what is before it is shown"] if recorded.cut_off else []
     return Explained(decisions, (*notes, *policies.notes))
 
 
-def _chosen(recorded: Recorded, question: ExplainQuestion) -> Sequence[Record]:
+def _chosen(recorded: Recorded, question: ExplainQuestion, asked_about: Sequence[int]) -> Sequence[Record]:
     count = question.get("count", 20)
     records = recorded.records
     match question.get("about"):
         case "request":
-            return about(records, _ids(recorded, question.get("request_id", "")), count)
+            return about(records, asked_about, count)
         case "moment":
             at_ns = recorded.header.zero_ns + round(question.get("at", 0.0) * 1e9)
             return around(records, at_ns, count)

@@ -100,11 +100,24 @@ class Recorder:
             for entry in entries:
                 if self.stopped:
                     return
-                self._write(entry if isinstance(entry, NameFrame) else self._frame(entry))
-                self.records += isinstance(entry, Record)
+                self._write_entry(entry)
             self._file.flush()
         except OSError as error:
             self.stopped = f"it can not be written: {error.strerror or error}"
+
+    def _write_entry(self, entry: Record | NameFrame) -> None:
+        try:
+            frame = entry if isinstance(entry, NameFrame) else self._frame(entry)
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+        ):  # of a policy in Python: what has no form
+            self.lost += 1
+            return
+        self._write(frame)
+        self.records += isinstance(entry, Record)
 
     def close(self) -> None:
         """Write what is left and close the file."""

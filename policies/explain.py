@@ -7,7 +7,7 @@ written in the language only the answer is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,8 @@ class Known:
     """Requests by the server's id, as their clients named them."""
     zero_ns: int = 0
     """When the server started."""
+    asked_about: Collection[int] = ()
+    """Requests whose places are told however far behind they are."""
 
     def name(self, request_id: int) -> str:
         return self.names.get(request_id, f"#{request_id}")
@@ -227,20 +229,9 @@ def _ranked(
     order = answer.order if isinstance(answer, OrderAnswer) else (answer.index,)
     return tuple(
         _ranked_request(policy, view, index, place, keys, known)
-        for place, index in enumerate(order[:SORTED_SHOWN], 1)
+        for place, index in enumerate(order, 1)
+        if place <= SORTED_SHOWN or view.requests[index].request_id in known.asked_about
     )
-
-
-def place_of(record: Record, request_id: int, known: Known) -> SortedRequest | None:
-    """The place of one request in an answer of `order`, however far behind; None when it is not in it."""
-    policy, view, answer = known.find(record.sha), record.last_view, record.answer
-    if not isinstance(policy, CompiledPolicy) or not isinstance(view, OrderQuestion):
-        return None
-    keys = _keys(policy.points["order"], answer.rule)
-    for place, index in enumerate(answer.order, 1):
-        if view.requests[index].request_id == request_id:
-            return _ranked_request(policy, view, index, place, keys, known)
-    return None
 
 
 def _keys(point: Point, label: str) -> Mapping[str, Name]:

@@ -71,7 +71,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """In words."""
     points: tuple[AskedPoint, ...] = ()
     sorted: tuple[SortedRequest, ...] = ()
-    """The first requests of `order` and `victim`."""
+    """The first requests of `order`, and those that were asked about; the one that `victim` chose."""
     errors: tuple[str, ...] = ()
     """Of rules, in the answer itself."""
     note: str = ""

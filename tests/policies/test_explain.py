@@ -16,7 +16,7 @@ from muxk.kernel.view import (
     RequestView,
 )
 from muxk.policies.engine import CompiledPolicy, compile_policy
-from muxk.policies.explain import Known, explain, place_of
+from muxk.policies.explain import Known, explain
 from muxk.policies.explanation import Explanation, TriedRule
 from muxk.policies.shown import duration, show
 
@@ -149,7 +149,7 @@ def test_an_order_tells_keys_class_service_and_who_waited_too_long(
         make_request(request_id=3, prompt_tokens=900, class_name="chat", arrival_ns=69 * S),
     ]
     service = {"chat": 120.0, "batch": 500.0}
-    told, known, book = asked(policy, lambda decider: decider.order(requests, 70 * S, service))
+    told, _, _ = asked(policy, lambda decider: decider.order(requests, 70 * S, service))
     assert [one.request for one in told.sorted] == ["second", "#3", "first"]
     late, long, _ = told.sorted
     assert (late.overdue, long.overdue) == (True, False)
@@ -159,9 +159,17 @@ def test_an_order_tells_keys_class_service_and_who_waited_too_long(
         "request.arrival": "now - 1s",
     }
     assert told.answer == "first second, #3, first"
-    place = place_of(book.journal.snapshot()[0], 1, known)
-    assert place is not None
-    assert place.place == 3
+
+
+def test_a_request_that_was_asked_about_is_told_with_its_place_however_far_behind(
+    policy_text: Text, make_request: Make
+) -> None:
+    policy = compile_policy(policy_text("order: {by: request.arrival}"))
+    requests = [make_request(request_id=number, arrival_ns=number) for number in range(500)]
+    _, _, book = asked(policy, lambda decider: decider.order(requests, 70 * S))
+    told = explain(book.journal.snapshot()[0], Known(book.find, asked_about=frozenset({432})))
+    assert [one.place for one in told.sorted] == [*range(1, 17), 433]
+    assert told.sorted[-1].request == "#432"
 
 
 def test_admission_class_form_victim_and_retention_are_told_in_words(
