@@ -66,7 +66,7 @@ def prefill_time_ns(scope: DecideScope, batch: PrefillView) -> float:
         begun_ns = batch.layers_left * _layer_ns(scope, units, batch.chunk_tokens, batch.chunk_pairs)
     if batch.tokens_left:
         rest_ns = scope.view.layers * _layer_ns(scope, units, batch.tokens_left, batch.pairs_left)
-    return begun_ns + rest_ns
+    return _time(begun_ns + rest_ns)
 
 
 def _layer_ns(scope: DecideScope, units: int, tokens: int, pairs: int) -> float:
