@@ -174,8 +174,7 @@ class Admission(Actor):
     def _ordered(self) -> list[Request]:
         state = self.state
         requests = list(state.waiting)
-        views = [request_view(request) for request in requests]
-        order = state.decider.order(views, self.now_ns(), state.service.by_class).order
+        order = state.decider.order(state.waiting.views, self.now_ns(), state.service.by_class).order
         return [requests[index] for index in order]
 
     def _find_head(self) -> None:

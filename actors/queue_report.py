@@ -19,7 +19,7 @@ def queue_report(state: AdmissionState, now_ns: int, asked: Collection[int]) -> 
         if request_id not in state.aborted_reserving and report.wants(request_id):
             report.add(request_id, Reason.FORMING, "pages are being reserved for its batch")
     requests = list(state.waiting)
-    views = [request_view(request) for request in requests]
+    views = state.waiting.views
     answer = state.decider.peek_order(views, now_ns, state.service.by_class)
     unweighed = _places(state, views, now_ns)
     for place, index in enumerate(answer.order):

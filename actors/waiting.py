@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from muxk.actors.messages import Request
-from muxk.actors.request_views import class_of, prefill_tokens
-from muxk.kernel.view import QueueView
+from muxk.actors.request_views import class_of, prefill_tokens, request_view
+from muxk.kernel.view import QueueView, RequestView
 
 NOBODY = QueueView(0, 0)
 
@@ -16,6 +16,8 @@ class Waiting:
 
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
+        self._views: dict[int, RequestView] = {}
+        """In the same order; kept, as the order is asked for again and again."""
         self._by_class: dict[str, QueueView] = {}
         self._tokens = 0
 
@@ -27,6 +29,11 @@ class Waiting:
 
     def get(self, request_id: int) -> Request | None:
         return self._requests.get(request_id)
+
+    @property
+    def views(self) -> list[RequestView]:
+        """Of the requests, in the same order."""
+        return list(self._views.values())
 
     @property
     def view(self) -> QueueView:
@@ -42,23 +49,26 @@ class Waiting:
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        self._views[request.request_id] = request_view(request)
         self._count(request, 1)
 
     def remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
+        del self._requests[request.request_id], self._views[request.request_id]
         self._count(request, -1)
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """To the front: they arrived before what waits."""
         returned = {request.request_id: request for request in requests}
         self._requests = returned | self._requests
+        self._views = {key: request_view(request) for key, request in returned.items()} | self._views
         for request in returned.values():
             self._count(request, 1)
 
     def replace(self, requests: Iterable[Request]) -> None:
         """The same requests, put into other classes."""
-        self._requests, self._by_class, self._tokens = {}, {}, 0
-        for request in requests:
+        replaced = list(requests)
+        self._requests, self._views, self._by_class, self._tokens = {}, {}, {}, 0
+        for request in replaced:
             self.add(request)
 
     def _count(self, request: Request, sign: int) -> None:
