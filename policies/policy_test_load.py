@@ -17,6 +17,8 @@ UNITS_MAX = 256
 LAYERS_MAX = 256
 KV_TOKENS_MAX = 4_194_304
 TOKENS_MAX = 1_048_576
+PROMPTS_MAX = 8_388_608
+"""Tokens of all prompts of a test."""
 
 DEVICE: Mapping[str, str] = dict.fromkeys(
     ("units", "layers", "granularity", "kv_tokens", "calibrate", "costs"), ""
@@ -96,10 +98,19 @@ class LoadReader:
         for item, group in zip(items, groups, strict=True):
             if group is not None and group.name and names.count(group.name) > 1:
                 self._report.add(item.mark, f"two groups of arrivals are named '{group.name}'")
-        total = sum(group.count for group in found)
-        if total > REQUESTS_MAX and node is not None:
-            self._report.add(node.mark, f"{total:,} requests are more than {REQUESTS_MAX:,}")
+        if node is not None:
+            self._check_amount(node, found)
         return found
+
+    def _check_amount(self, node: Node, groups: Sequence[Arrivals]) -> None:
+        """All prompts are made before the run begins, so that they are bounded together."""
+        requests = sum(group.count for group in groups)
+        tokens = sum(group.count * (group.prefix_tokens + group.prompt.most) for group in groups)
+        if requests > REQUESTS_MAX:
+            self._report.add(node.mark, f"{requests:,} requests are more than {REQUESTS_MAX:,}")
+        if tokens > PROMPTS_MAX:
+            message = f"up to {tokens:,} prompt tokens in all are more than {PROMPTS_MAX:,}"
+            self._report.add(node.mark, message, "fewer requests, or shorter prompts")
 
     def _group(self, node: Node) -> Arrivals | None:
         found = fields(node, ARRIVAL, "a group of arrivals", self._report)

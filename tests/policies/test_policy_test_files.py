@@ -205,6 +205,8 @@ def test_requests_of_a_test_are_bounded() -> None:
     )
     (problem,) = problems(spec(f"policy: muxwise\nexpect: [finished == 1]\n{many}"))
     assert problem.message == "18,000 requests are more than 10,000"
+    (problem,) = problems(text.replace("count: 9k, prompt: 2,", "count: 9, prompt: 1M,"))
+    assert problem.message == "up to 18,000,000 prompt tokens in all are more than 8,388,608"
 
 
 def test_two_tests_of_one_name_are_told() -> None:
