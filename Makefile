@@ -68,7 +68,7 @@ bench: $(VENV)/.stamp-cpu
 FUZZ ?= 100000
 fuzz: $(VENV)/.stamp-dev
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "$(FUZZ) examples, SEED=$$seed"; \
-	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
+	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest -s tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
 
 soak: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.soak $(ARGS)
