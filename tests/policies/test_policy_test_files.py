@@ -203,7 +203,8 @@ def test_requests_of_a_test_are_bounded() -> None:
     many = (
         "arrivals: [{name: a, count: 9k, prompt: 2, output: 4}, {name: b, count: 9k, prompt: 2, output: 4}]"
     )
-    (problem,) = problems(spec(f"policy: muxwise\nexpect: [finished == 1]\n{many}"))
+    text = spec(f"policy: muxwise\nexpect: [finished == 1]\n{many}")
+    (problem,) = problems(text)
     assert problem.message == "18,000 requests are more than 10,000"
     (problem,) = problems(text.replace("count: 9k, prompt: 2,", "count: 9, prompt: 1M,"))
     assert problem.message == "up to 18,000,000 prompt tokens in all are more than 8,388,608"
