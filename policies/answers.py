@@ -19,7 +19,7 @@ from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describ
 from muxk.policies.names import vocabulary
 from muxk.policies.problems import Report, did_you_mean, one_of
 from muxk.policies.scopes import RequestScope, SortScope, shared
-from muxk.policies.splits import parse_split
+from muxk.policies.splits import BARE_NAMES, parse_split
 from muxk.policies.units import Type
 from muxk.policies.vocabulary import Constant, Vocabulary
 
@@ -221,8 +221,8 @@ def _parse_slice(node: Node, context: Context) -> Answer | None:
     found = fields(node, SLICE, "the answer of slice", context.report)
     if not _slice_makes_sense(node, found, context):
         return None
-    layers = _amount(found.get("layers"), count, context)
-    tokens = _amount(found.get("tokens"), count_down, context)
+    layers = _amount(found.get("layers"), "layers", count, context)
+    tokens = _amount(found.get("tokens"), "tokens", count_down, context)
     if layers is None or tokens is None:
         return None
     run_layers, run_tokens = layers, tokens
@@ -252,10 +252,14 @@ def _slice_makes_sense(node: Node, found: Mapping[str, Node], context: Context) 
     return bool(found)
 
 
-def _amount(node: Node | None, rounded: Callable[[float], int], context: Context) -> Answer | None:
+def _amount(node: Node | None, what: str, rounded: Callable[[float], int], context: Context) -> Answer | None:
     """From the scope to a rounded number, or to None for `all`, which is meant where there is no node."""
     if node is None or (isinstance(node, Scalar) and node.text == ALL):
         return lambda scope: None
+    if isinstance(node, Scalar) and node.text.isalpha() and node.text not in BARE_NAMES:
+        hint = did_you_mean(node.text, ["all"], "write a number, or all")
+        context.report.add(node.mark, f"'{node.text[:40]}' is no number of {what}", hint)
+        return None
     expression = context.expression(node, Type.NUMBER, "slice")
     if expression is None:
         return None

@@ -70,7 +70,13 @@ def _begin(scalar: Scalar, vocabulary: Vocabulary, report: Report, visible: int)
 
 
 def _complain_at(scalar: Scalar, report: Report) -> Callable[[int, str, str], None]:
-    return lambda offset, message, hint: report.add(scalar.mark_at(offset), message, hint)
+    return lambda offset, message, hint: report.add(scalar.mark_at(offset), message, hint, "syntax")
+
+
+def _by_root(names: list[str]) -> list[str]:
+    """Names, with `decode.*` for all that begin with `decode.`."""
+    roots = [name.partition(".") for name in names]
+    return list(dict.fromkeys(root + dot + "*" * len(dot) for root, dot, _ in roots))
 
 
 class _Stop(Exception):
@@ -132,7 +138,7 @@ class _Compiler:
             token = self._token_at(max(0, (error.offset or 1) - 1))
             hint = "every `if` needs an `else`; put parentheses around a part with `not`"
             mark = self._scalar.mark_at(token.offset)
-            self._report.add(mark, f"the expression can not be read at '{token.text[:40]}'", hint)
+            self._report.add(mark, f"the expression can not be read at '{token.text[:40]}'", hint, "syntax")
             raise _Stop from None
 
     def _token_at(self, column: int) -> Token:
@@ -141,9 +147,9 @@ class _Compiler:
     def _offset(self, node: ast.expr) -> int:
         return self._token_at(node.col_offset).offset
 
-    def _problem(self, node: ast.expr, message: str, hint: str = "") -> Code:
+    def _problem(self, node: ast.expr, message: str, hint: str = "", code: str = "invalid") -> Code:
         self._wrong = True
-        self._report.add(self._scalar.mark_at(self._offset(node)), message, hint)
+        self._report.add(self._scalar.mark_at(self._offset(node)), message, hint, code)
         return WRONG
 
     def _visit(self, node: ast.expr, depth: int) -> Code:
@@ -176,7 +182,7 @@ class _Compiler:
         hint = unit_hint(types[0], code.type) if len(types) <= 2 else ""
         if code.type is Type.NAME and Type.MOMENT in types:
             hint = "names have no order; class.rank is the place of a class among the classes"
-        self._problem(node, f"{what or 'this'} must be {needed}, not {code.type.phrase}", hint)
+        self._problem(node, f"{what or 'this'} must be {needed}, not {code.type.phrase}", hint, "wrong-type")
         return False
 
     # --- leaves ---
@@ -233,7 +239,7 @@ class _Compiler:
                 f"variables of this policy: {', '.join(variables)}" if variables else "it has no variables"
             )
             hint = did_you_mean(text, [VARIABLE + other for other in variables], known)
-            return self._problem(node, f"unknown variable '{text[:60]}'", hint)
+            return self._problem(node, f"unknown variable '{text[:60]}'", hint, "unknown-name")
         if variables.index(name) >= self._visible:
             user = variables[self._visible]
             message = f"'{VARIABLE}{user}' uses '{text}', which is not defined before it"
@@ -263,7 +269,9 @@ class _Compiler:
         if self._is_variable:
             self._foreign[name] = None
             return WRONG
-        return self._problem(node, message, f"it is known in {self._vocabulary.elsewhere[name]}")
+        return self._problem(
+            node, message, f"it is known in {self._vocabulary.elsewhere[name]}", "unknown-name"
+        )
 
     def _unknown(self, node: ast.expr, text: str) -> Code:
         known, functions = self._vocabulary.names, self._vocabulary.functions
@@ -274,14 +282,16 @@ class _Compiler:
             return self._not_here(node, text, f"'{text}' is not known in {place}")
         if self._is_variable:
             every = sorted({*known, *self._vocabulary.elsewhere})
-            return self._problem(node, f"unknown name '{text[:60]}' in a variable", did_you_mean(text, every))
+            return self._problem(
+                node, f"unknown name '{text[:60]}' in a variable", did_you_mean(text, every), "unknown-name"
+            )
         under = [name for name in known if name.startswith(text + ".")]
         names = [*known, *(VARIABLE + name for name in self._vocabulary.variables)]
         if VARIABLE + text in names:
             hint = f"did you mean '{VARIABLE}{text}'?"
         else:
-            hint = did_you_mean(text, names, f"known here: {', '.join(under or names)}")
-        return self._problem(node, f"unknown name '{text[:60]}' in {place}", hint)
+            hint = did_you_mean(text, names, f"known here: {', '.join(under or _by_root(names))}")
+        return self._problem(node, f"unknown name '{text[:60]}' in {place}", hint, "unknown-name")
 
     # --- calls ---
 
@@ -302,7 +312,7 @@ class _Compiler:
             return self._not_here(node, name, f"'{name}' is not known in {place}")
         known = [*BUILTINS, *self._vocabulary.functions]
         hint = did_you_mean(name, known, f"functions here: {', '.join(known)}")
-        return self._problem(node, f"unknown function '{name[:60]}' in {place}", hint)
+        return self._problem(node, f"unknown function '{name[:60]}' in {place}", hint, "unknown-name")
 
     def _function(self, node: ast.Call, name: str, function: Function, arguments: list[Code]) -> Code:
         parameters = function.parameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -20,7 +20,9 @@ from muxk.policies.closures import Run
 from muxk.policies.expressions import Expression
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar
-from muxk.policies.problems import Report, did_you_mean
+from muxk.policies.names import PLACES
+from muxk.policies.operators import BOOLS
+from muxk.policies.problems import Report, did_you_mean, one_of
 from muxk.policies.scopes import DecideScope, estimate_decode, shared
 from muxk.policies.units import Type
 
@@ -79,6 +81,8 @@ KEYWORDS: Mapping[str, Word] = {
     word.value: word for word in (Word.ALL, Word.REST, Word.NONE, Word.MOST, Word.FASTEST)
 }
 _WORDS = (*KEYWORDS, "fit", "fewest where")
+BARE_NAMES = (*BOOLS, *(name for name in PLACES["fewest"] if "." not in name))
+"""What an expression of one word can be; another word is a mistyped one of an answer."""
 
 
 def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool = False) -> Choose | None:
@@ -93,13 +97,14 @@ def parse_split(node: Node, report: Report, read: ReadExpression, nested: bool =
         return None
     seeks = Word.FEWEST in (decode.word, prefill.word)
     if seeks and otherwise is None:
-        message = "`fewest` needs `otherwise`" if not nested else "`otherwise` can not hold `fewest`"
+        word = _seeking(found.values())
+        message = f"`{word}` needs `otherwise`" if not nested else f"`otherwise` can not hold `{word}`"
         report.add(
             node.mark, message, "say what happens when no split will do, such as decode: most, prefill: rest"
         )
         return None
     if otherwise is not None and not seeks:
-        report.add(otherwise.mark, "`otherwise` is for `fewest`, which is not asked here")
+        report.add(otherwise.mark, "`otherwise` is for `fewest` and `fit`, which are not asked here")
         return None
     if message := _conflict(decode.word, prefill.word):
         report.add(node.mark, message, "one of the two is usually `rest`")
@@ -123,10 +128,17 @@ def _wish(node: Node | None, side: Side, report: Report, read: ReadExpression) -
         return _fit(node, side, report, read)
     if isinstance(node, Scalar) and (match := _FEWEST.match(node.text)):
         return _fewest_where(node, match, report, read)
-    if isinstance(node, Scalar) and (hint := did_you_mean(node.text, _WORDS)) and node.text.isalpha():
-        report.add(node.mark, f"'{node.text}' is no answer for {side.name}", hint)
+    if isinstance(node, Scalar) and node.text.isalpha() and node.text not in BARE_NAMES:
+        hint = did_you_mean(node.text, _WORDS, f"write a number, a percentage, or {one_of(_WORDS)}")
+        report.add(node.mark, f"'{node.text[:40]}' is no answer for {side.name}", hint)
         return None
     return _number(node, read)
+
+
+def _seeking(wishes: Iterable[Node]) -> str:
+    """The word that asks for a search."""
+    fit = any(isinstance(wish, Scalar) and wish.text == "fit" for wish in wishes)
+    return "fit" if fit else "fewest"
 
 
 def _number(node: Node, read: ReadExpression) -> Wish | None:
