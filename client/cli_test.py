@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +12,7 @@ from muxk.client.options import FAILED, USAGE, AsJson, Settings, die, parse_sett
 
 if TYPE_CHECKING:
     from muxk.client.policy_test_files import Collection
-    from muxk.client.test_report import Result, TextReport
+    from muxk.client.test_report import Result, RuleUse, TextReport
     from muxk.policies.policy_choice import PolicyChoice
 
 
@@ -54,6 +56,7 @@ def run_tests(
     """
     from muxk.client.policy_test_files import collect, select
 
+    began = perf_counter()
     values = parse_settings(settings)
     if values and policy is None:
         die("--set is for the policy of --policy; a test sets its own params", USAGE)
@@ -63,7 +66,7 @@ def run_tests(
         select(collection, keywords)
     if record is not None and len(collection.tests) > 1:
         die(f"--record is for one test, not {len(collection.tests)}; choose one with -k", USAGE)
-    raise typer.Exit(_run(collection, verbose, first, rules, junit, record, as_json))
+    raise typer.Exit(_run(collection, _Wanted(verbose, first, rules, as_json, junit, record, began)))
 
 
 def _instead(policy: str | None, values: dict[str, str]) -> PolicyChoice | None:
@@ -78,67 +81,77 @@ def _instead(policy: str | None, values: dict[str, str]) -> PolicyChoice | None:
         die(f"--policy {policy}\n{error}", USAGE)
 
 
-def _run(
-    collection: Collection,
-    verbose: bool,
-    first: bool,
-    rules: bool,
-    junit: Path | None,
-    record: Path | None,
-    as_json: bool,
-) -> int:
-    from time import perf_counter
+@dataclass(frozen=True)
+class _Wanted:
+    """What the command line asks for besides the tests."""
 
-    from muxk.client.policy_test_formats import as_json as results_as_json
-    from muxk.client.policy_test_formats import write_junit
+    verbose: bool
+    first: bool
+    rules: bool
+    as_json: bool
+    junit: Path | None
+    record: Path | None
+    began: float
+
+
+def _run(collection: Collection, wanted: _Wanted) -> int:
+    """Run, report, and the exit code."""
     from muxk.client.test_report import TextReport, rule_uses
 
-    began = perf_counter()
-    report = None if as_json else TextReport(lambda text: typer.echo(text, nl=False), verbose=verbose)
-    if report is not None:
+    report = None
+    if not wanted.as_json:
+        report = TextReport(lambda text: typer.echo(text, nl=False), verbose=wanted.verbose)
         report.begin(collection)
-    results = _results(collection, report, first, record)
-    seconds = perf_counter() - began
-    uses = rule_uses(results) if rules else None
+    results = _results(collection, report, wanted)
+    seconds = perf_counter() - wanted.began
+    uses = rule_uses(results) if wanted.rules else None
     if report is not None:
         report.end(results, collection, uses, seconds)
     else:
-        import msgspec
-
-        typer.echo(
-            msgspec.json.format(msgspec.json.encode(results_as_json(results, collection, uses, seconds)))
-        )
-    if junit is not None:
-        try:
-            write_junit(junit, results, collection, seconds)
-        except OSError as error:
-            die(f"--junit {junit}: {error.strerror or error}", USAGE)
+        _print_json(results, collection, uses, seconds)
+    if wanted.junit is not None:
+        _write_junit(wanted.junit, results, collection, seconds)
     if collection.errors or not results:
         return USAGE
     return 0 if all(result.outcome.passed for result in results) else FAILED
 
 
-def _results(
-    collection: Collection, report: TextReport | None, first: bool, record: Path | None
-) -> list[Result]:
-    from time import perf_counter
+def _print_json(
+    results: list[Result], collection: Collection, uses: list[RuleUse] | None, seconds: float
+) -> None:
+    import msgspec
+    from muxk.client.policy_test_formats import as_json
 
+    document = msgspec.json.encode(as_json(results, collection, uses, seconds))
+    typer.echo(msgspec.json.format(document))
+
+
+def _write_junit(path: Path, results: list[Result], collection: Collection, seconds: float) -> None:
+    from muxk.client.policy_test_formats import write_junit
+
+    try:
+        write_junit(path, results, collection, seconds)
+    except OSError as error:
+        die(f"--junit {path}: {error.strerror or error}", USAGE)
+
+
+def _results(collection: Collection, report: TextReport | None, wanted: _Wanted) -> list[Result]:
     from muxk.actors.policy_tests import run_test
     from muxk.client.test_report import Result
     from muxk.kernel.record_frames import NotARecording
 
     results: list[Result] = []
-    if first and collection.errors:
+    if wanted.first and collection.errors:
         return results
     for collected in collection.tests:
         began = perf_counter()
         try:
-            outcome = run_test(collected.test, record)
+            outcome = run_test(collected.test, wanted.record)
         except NotARecording as error:
             die(f"--record: {error}", USAGE)
         results.append(Result(collected, outcome, perf_counter() - began))
         if report is not None:
             report.ran(results[-1])
-        if first and not outcome.passed:
+        if wanted.first and not outcome.passed:
             break
     return results
