@@ -12,7 +12,7 @@ from muxk.policies.migrations import current
 from muxk.policies.policy_choice import split_documents
 from muxk.policies.policy_test import KIND as TEST_KIND
 from muxk.policies.policy_test import POLICY_KIND, read_tests
-from muxk.policies.problems import PolicyError, Problem, Report, Severity
+from muxk.policies.problems import Mark, PolicyError, Problem, Report, Severity, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ def check_file(
         checked = check_policy(text, name, settings)
         found = () if checked.policy is None else (checked.policy,)
         return CheckedFile(name, found, (), checked.problems)
+    if not documents and not report:
+        report.add(Mark(Source(name, text), 1, 1), "the file is empty", code="syntax")
     problems = list(report.problems)
     tests: tuple[str, ...] = ()
     if any(kind != POLICY_KIND for kind in kinds):

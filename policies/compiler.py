@@ -355,7 +355,7 @@ class _Compiler:
     def _complain(self, node: ast.expr, operands: list[ast.expr]) -> combine.Complain:
         """Reports at an operand, or at the whole."""
         return lambda index, message, hint: self._problem(
-            node if index is None else operands[index], message, hint
+            node if index is None else operands[index], message, hint, "wrong-type"
         )
 
     def _arithmetic(self, node: ast.BinOp, depth: int) -> Code:

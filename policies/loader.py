@@ -52,7 +52,7 @@ def load(text: str, filename: str, report: Report) -> Node | None:
     except yaml.MarkedYAMLError as error:
         _report_syntax(error, source, report)
     except (ValueError, OverflowError):  # PyYAML on escapes beyond the last code point
-        report.add(Mark(source, 1, 1), "the file is not valid YAML")
+        report.add(Mark(source, 1, 1), "the file is not valid YAML", code="syntax")
     return None
 
 
@@ -72,7 +72,7 @@ def _report_syntax(error: yaml.MarkedYAMLError, source: Source, report: Report) 
     index = mark.index if mark is not None else 0
     message = " ".join(part for part in (error.context, error.problem) if part)
     place = source.mark(min(index, len(source.text)))
-    report.add(place, message or "not valid YAML", _syntax_hint(message, source.text, index))
+    report.add(place, message or "not valid YAML", _syntax_hint(message, source.text, index), "syntax")
 
 
 def _syntax_hint(message: str, text: str, index: int) -> str:
@@ -104,7 +104,7 @@ class _Composer:
         """The only document of the text."""
         self._next()  # StreamStart
         if isinstance(self._next(), yaml.StreamEndEvent):
-            self._report.add(Mark(self._source, 1, 1), "the file is empty")
+            self._report.add(Mark(self._source, 1, 1), "the file is empty", code="syntax")
             return None
         root = self._node(self._next(), 1)
         self._next()  # DocumentEnd
@@ -174,7 +174,10 @@ class _Composer:
             elif key.text in entries:
                 first = entries[key.text].key.mark.line
                 self._report.add(
-                    key.mark, f"duplicate key '{key.text[:40]}'", f"it is on line {first} already"
+                    key.mark,
+                    f"duplicate key '{key.text[:40]}'",
+                    f"it is on line {first} already",
+                    "duplicate-key",
                 )
             else:
                 entries[key.text] = Entry(key, value)
@@ -198,7 +201,7 @@ def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> d
         what: names the mapping in messages, such as "a rule".
     """
     if not isinstance(node, MappingNode):
-        report.add(node.mark, f"{what} must be a mapping of keys to values")
+        report.add(node.mark, f"{what} must be a mapping of keys to values", code="wrong-type")
         return {}
     found: dict[str, Node] = {}
     for entry in node:
@@ -207,9 +210,9 @@ def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> d
         key = entry.key.text
         if key not in known:
             hint = did_you_mean(key, known, f"known here: {', '.join(known)}")
-            report.add(entry.key.mark, f"unknown key '{key[:40]}' in {what}", hint)
+            report.add(entry.key.mark, f"unknown key '{key[:40]}' in {what}", hint, "unknown-key")
         elif known[key]:
-            report.add(entry.key.mark, f"'{key}' {known[key]}")
+            report.add(entry.key.mark, f"'{key}' {known[key]}", code="unknown-key")
         else:
             found[key] = entry.value
     return found

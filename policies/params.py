@@ -41,7 +41,12 @@ def read_params(node: Node | None, settings: Mapping[str, str], report: Report) 
         if name not in known:
             listed = f"params of this policy: {', '.join(known)}" if known else "this policy has no params"
             source = Source("--set", f"{name}={text}".replace("\n", " "))
-            report.add(source.mark(0), f"unknown param '{name[:40]}'", did_you_mean(name, known, listed))
+            report.add(
+                source.mark(0),
+                f"unknown param '{name[:40]}'",
+                did_you_mean(name, known, listed),
+                "unknown-name",
+            )
     params = (_param(entry.key, entry.value, settings.get(entry.key.text), report) for entry in entries)
     return [param for param in params if param is not None]
 
@@ -58,7 +63,7 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
         report.add(mark, f"param '{name}' needs a type: {one_of(TYPES)}")
         return None
     if default is None:
-        report.add(node.mark, f"param '{name}' needs a default")
+        report.add(node.mark, f"param '{name}' needs a default", code="missing-key")
         return None
     kind = type_node.text
     low, high = (_value(found.get(bound), kind, report) for bound in ("min", "max"))
@@ -101,7 +106,7 @@ def _quantity(node: Scalar, kind: str, report: Report) -> int | float | None:
         return None
     if quantity.type is not TYPES[kind]:
         hint = f"write {text[:20]}%" if kind == "percent" else unit_hint(TYPES[kind], quantity.type)
-        report.add(node.mark, f"{TYPES[kind].phrase} is expected, not '{text[:40]}'", hint)
+        report.add(node.mark, f"{TYPES[kind].phrase} is expected, not '{text[:40]}'", hint, "wrong-type")
         return None
     return sign * quantity.value
 
@@ -110,7 +115,11 @@ def _bounded(
     node: Node, value: float | bool | None, low: float | None, high: float | None, report: Report
 ) -> float | bool | None:
     if value is not None and low is not None and value < low:
-        report.add(node.mark, f"{describe(node)} is below the least value of this param")
+        report.add(
+            node.mark, f"{describe(node)} is below the least value of this param", code="out-of-bounds"
+        )
     if value is not None and high is not None and value > high:
-        report.add(node.mark, f"{describe(node)} is above the largest value of this param")
+        report.add(
+            node.mark, f"{describe(node)} is above the largest value of this param", code="out-of-bounds"
+        )
     return value

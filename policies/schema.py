@@ -127,7 +127,7 @@ def read_policy(root: Node, settings: Mapping[str, str], base: Base, report: Rep
 def _fixed(document: dict[str, Node], key: str, wanted: str, root: Node, report: Report) -> None:
     node = document.get(key)
     if node is None:
-        report.add(root.mark, f"'{key}' is missing", f"write {key}: {wanted}")
+        report.add(root.mark, f"'{key}' is missing", f"write {key}: {wanted}", "missing-key")
     elif not isinstance(node, Scalar) or node.text != wanted:
         hint = did_you_mean(node.text, [wanted]) if isinstance(node, Scalar) else ""
         report.add(node.mark, f"{key} must be {wanted}, not {describe(node)}", hint)
@@ -135,12 +135,12 @@ def _fixed(document: dict[str, Node], key: str, wanted: str, root: Node, report:
 
 def _metadata(node: Node | None, root: Node, report: Report) -> Metadata:
     if node is None:
-        report.add(root.mark, "'metadata' is missing", "write metadata: {name: my-policy}")
+        report.add(root.mark, "'metadata' is missing", "write metadata: {name: my-policy}", "missing-key")
         return Metadata()
     found = fields(node, METADATA, "metadata", report)
     name = found.get("name")
     if name is None:
-        report.add(node.mark, "metadata needs a 'name'")
+        report.add(node.mark, "metadata needs a 'name'", code="missing-key")
     return Metadata(
         identifier(name, "a policy's name", report),
         _version(found.get("version"), report),
@@ -245,7 +245,7 @@ def _rule(node: Node, point: str, report: Report) -> RuleSource:
         return RuleSource("", None, None, node.mark, broken=True)
     for key in ("name", "then"):
         if key not in found:
-            report.add(node.mark, f"a rule of {point} needs '{key}'")
+            report.add(node.mark, f"a rule of {point} needs '{key}'", code="missing-key")
     when = found.get("when")
     if when is not None and not isinstance(when, Scalar):
         hint = "put quotes around the expression"
@@ -262,7 +262,7 @@ def _check_names(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], 
         other = marks.get(rule.name)
         if other is not None and is_inherited(item.mark, node):
             hint = f"the extended policy has one on line {item.mark.line} of {item.mark.source.filename}"
-            report.add(other, f"{point} has two rules named '{rule.name}'", hint)
+            report.add(other, f"{point} has two rules named '{rule.name}'", hint, "duplicate-name")
         elif other is not None:
             report.add(
                 item.mark, f"{point} has two rules named '{rule.name}'", f"the other is on line {other.line}"
@@ -280,11 +280,13 @@ def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], 
             inherited = is_inherited(item.mark, node)
             what = f"'{REST}' at the end" if inherited else "this rule"
             mark = always.mark if inherited else item.mark
-            report.add(mark, f"{what} of {point} can never be reached", hint)
+            report.add(mark, f"{what} of {point} can never be reached", hint, "unreachable-rule")
             return
         if rule.when is None and not rule.broken:
             always = rule
     if always is None and not (rules and rules[-1].broken):
         place = node.items[-1].mark if rules else node.mark
         hint = "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"
-        report.add(place, f"the last rule of {point} must always match: it is the catch-all", hint)
+        report.add(
+            place, f"the last rule of {point} must always match: it is the catch-all", hint, "no-catch-all"
+        )

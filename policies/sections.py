@@ -209,7 +209,7 @@ def _class(
     report = context.report
     found = fields(node, CLASS, "a class", report)
     if isinstance(node, MappingNode) and "name" not in found:
-        report.add(node.mark, "a class needs a 'name'")
+        report.add(node.mark, "a class needs a 'name'", code="missing-key")
     name = identifier(found.get("name"), "a class's name", report)
     when = found.get("when")
     if when is not None and not isinstance(when, Scalar):
@@ -244,7 +244,7 @@ def _check_names(sources: list[ClassSource], report: Report) -> None:
     for source in sources:
         if source.name in lines:
             hint = f"the other is on line {lines[source.name]}"
-            report.add(source.mark, f"two classes are named '{source.name}'", hint)
+            report.add(source.mark, f"two classes are named '{source.name}'", hint, "duplicate-name")
         elif source.name:
             lines[source.name] = source.mark.line
 
@@ -254,8 +254,13 @@ def _check_catch_all(sources: list[ClassSource], report: Report) -> None:
     for source, after in pairwise(sources):
         if source.when is None:
             hint = f"class '{source.name}' before it takes every request; give that one a 'when'"
-            report.add(after.mark, f"class '{after.name}' can never be reached", hint)
+            report.add(after.mark, f"class '{after.name}' can never be reached", hint, "unreachable-class")
             return
     if sources[-1].when is not None:
         hint = "end with a class that has no 'when', such as - {name: other}"
-        report.add(sources[-1].mark, "the last class must take every request: it is the catch-all", hint)
+        report.add(
+            sources[-1].mark,
+            "the last class must take every request: it is the catch-all",
+            hint,
+            "no-catch-all",
+        )
