@@ -43,22 +43,24 @@ class RuleUse:
 
 def rule_uses(results: Sequence[Result]) -> list[RuleUse]:
     """Of the rules that each policy states itself, whatever its params; without what it inherits."""
-    own: dict[str, tuple[str, ...]] = {}
-    hits: dict[str, Counter[str]] = {}
+    own: dict[tuple[str, str], tuple[str, ...]] = {}
+    hits: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         test = result.outcome.test
         for choice in (test.choice, *(swap.choice for swap in test.swaps)):
+            key = (choice.label, choice.filename)
             if choice.own_rules:
-                own.setdefault(choice.label, choice.own_rules)
+                own.setdefault(key, choice.own_rules)
                 found = result.outcome.hits_of.get(choice.policy.sha, Counter())
-                hits.setdefault(choice.label, Counter()).update(found)
+                hits.setdefault(key, Counter()).update(found)
+    labels = [label for label, _ in own]
     return [
         RuleUse(
-            label,
-            tuple(rule for rule in rules if hits[label][rule]),
-            tuple(rule for rule in rules if not hits[label][rule]),
+            label if labels.count(label) == 1 else f"{label} ({filename})",
+            tuple(rule for rule in rules if hits[label, filename][rule]),
+            tuple(rule for rule in rules if not hits[label, filename][rule]),
         )
-        for label, rules in sorted(own.items())
+        for (label, filename), rules in sorted(own.items())
     ]
 
 

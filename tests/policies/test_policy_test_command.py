@@ -173,6 +173,18 @@ def test_rules_that_never_fired_are_shown(muxk: Muxk, tmp_path: Path) -> None:
     assert "admit/never-fits" not in row, "what it inherits is not its own"
 
 
+def test_rules_of_two_policies_of_one_name_are_counted_apart(muxk: Muxk, tmp_path: Path) -> None:
+    for folder, point in (("a", "preempt: continue"), ("b", "order: {by: request.arrival}")):
+        write(tmp_path / folder / "it.test.yaml", GOOD)
+        path = tmp_path / folder / "it.test.yaml"
+        path.write_text(path.read_text(encoding="utf-8").replace("muxwise", "mine.yaml"), encoding="utf-8")
+        head = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: mine}\n"
+        (tmp_path / folder / "mine.yaml").write_text(f"{head}spec:\n  {point}\n", encoding="utf-8")
+    output = muxk("--rules").output
+    assert re.search(r"mine\.yaml \(a/mine\.yaml\) +1 +0%  preempt/always", output)
+    assert re.search(r"mine\.yaml \(b/mine\.yaml\) +1 +100%  -", output)
+
+
 def test_json_holds_everything_and_is_the_same_each_time_but_for_the_seconds(
     muxk: Muxk, tmp_path: Path
 ) -> None:
