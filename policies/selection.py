@@ -30,17 +30,19 @@ def _distance_ns(record: Record, at_ns: int) -> int:
 def about(records: Sequence[Record], requests: Collection[int], count: int) -> list[Record]:
     """Those that touched a request: its own, then where it stood in the queue, then those of its batch."""
     wanted = frozenset(requests)
-    own, orders, arrivals = [], [], dict.fromkeys(_led_batches(records, wanted))
+    forms, arrivals = _batches_of(records, wanted)
+    own, orders = [], []
     for record in records:
-        if wanted.isdisjoint(request_ids(record)):
+        if record in forms:
+            own.append(record)
+        elif wanted.isdisjoint(request_ids(record)):
             continue
-        if isinstance(record.view, OrderQuestion):
+        elif isinstance(record.view, OrderQuestion):
             orders.append(record)
-            continue
-        own.append(record)
-        request = _request_of(record, wanted)
-        if request is not None:
-            arrivals[request.arrival_ns] = None
+        else:
+            own.append(record)
+            request = _request_of(record, wanted)
+            arrivals += [] if request is None else [request.arrival_ns]
     batches = [record for record in records if _is_of_batch(record, arrivals)]
     chosen = [*own[:count], *orders[-ORDERS_TOLD:]]
     chosen += batches[-max(0, count - len(chosen)) :] if len(chosen) < count else []
@@ -61,12 +63,14 @@ def _request_of(record: Record, wanted: frozenset[int]) -> RequestView | None:
     return None
 
 
-def _led_batches(records: Sequence[Record], wanted: frozenset[int]) -> list[int]:
-    """Arrivals of the oldest requests of the batches that took a request: views name a batch by that.
+def _batches_of(records: Sequence[Record], wanted: frozenset[int]) -> tuple[list[Record], list[int]]:
+    """Answers of `form` that took a request, and the arrivals by which views name their batches.
 
+    That is of the oldest request in it.
     Admission asks `order`, then `form` at the same moment, and takes the first ones that fit.
     """
-    found = []
+    forms: list[Record] = []
+    arrivals: list[int] = []
     ordered: Record | None = None
     for record in records:
         if isinstance(record.view, OrderQuestion):
@@ -74,8 +78,9 @@ def _led_batches(records: Sequence[Record], wanted: frozenset[int]) -> list[int]
         elif isinstance(record.answer, FormAnswer) and ordered is not None and ordered.at_ns == record.at_ns:
             taken = _taken(ordered, record.answer)
             if any(request.request_id in wanted for request in taken):
-                found.append(min(request.arrival_ns for request in taken))
-    return found
+                forms.append(record)
+                arrivals.append(min(request.arrival_ns for request in taken))
+    return forms, arrivals
 
 
 def _taken(ordered: Record, form: FormAnswer) -> list[RequestView]:
@@ -91,8 +96,9 @@ def _taken(ordered: Record, form: FormAnswer) -> list[RequestView]:
 
 
 def _is_of_batch(record: Record, arrivals: Collection[int]) -> bool:
-    view = record.view
-    if not isinstance(view, View):
-        return False
-    batches: tuple[PrefillView | None, ...] = (view.candidate, view.running, view.parked)
+    """Whether a decision, the first of a run or the last, was about one of these batches."""
+    batches: list[PrefillView | None] = []
+    for view in (record.view, record.last_view):
+        if isinstance(view, View):
+            batches += [view.candidate, view.running, view.parked]
     return any(batch is not None and batch.arrival_ns in arrivals for batch in batches)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from muxk.actors import gateway_explain
 from muxk.actors import protocol as wire
-from muxk.actors.gateway_explain import ANSWER_BYTES_MAX, EXPLAINS_MAX
+from muxk.actors.gateway_explain import EXPLAINS_MAX
 from muxk.kernel.devices.sim import SimCosts
 from muxk.kernel.fronts import ADMIN_PREFIX
 from virtual_server import MS, S, VirtualServer
@@ -133,16 +135,26 @@ def test_questions_without_sense_are_answered_and_hurt_nobody(question: dict[str
     server.check_whole()
 
 
-def test_an_answer_stays_within_a_frame_and_says_what_it_leaves_out() -> None:
-    server = VirtualServer("muxwise", kv_tokens=8192, costs=SLOW)
-    for number in range(120):
-        server.submit(20 * S + number * MS, f"r{number}", prompt_token_ids=[66] * 20, max_tokens=4)
+def test_decisions_about_a_batch_are_told_to_each_request_in_it() -> None:
+    server = busy_server()
+    server.submit(20 * S + 205 * MS, "leads", prompt_token_ids=[69] * 60, max_tokens=2)
     server.run_until(40 * S)
-    told = ask(server, 41 * S, about="latest", count=200)
-    assert 0 < len(told.decisions) <= 200
-    assert len(told.decisions) + told.left_out == 200
-    frame = max(len(server._encoder.encode(one)) for one in told.decisions)
-    assert frame < ANSWER_BYTES_MAX
+    # `theirs` is in the batch of `leads`, by whose arrival views name it.
+    told = ask(server, 41 * S, about="request", request_id="theirs", count=200)
+    (formed,) = [one.at_ns for one in told.decisions if one.question == "form"]
+    assert any(one.question == "decide" and one.last_at_ns >= formed for one in told.decisions)
+
+
+def test_an_answer_stays_within_a_frame_and_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_explain, "ANSWER_BYTES_MAX", 6000)
+    server = busy_server()
+    server.run_until(40 * S)
+    told = ask(server, 41 * S, about="latest", count=30)
+    assert told.decisions
+    assert len(told.decisions) + told.left_out == 30
+    assert sum(len(msgspec.msgpack.encode(one)) for one in told.decisions) <= 6000
+    whole = ask(server, 42 * S, about="latest", count=1)
+    assert told.decisions[-1] == whole.decisions[-1]  # the latest are kept
 
 
 def test_more_questions_than_the_bound_are_refused_and_a_crash_answers_those_that_wait() -> None:

@@ -109,7 +109,9 @@ def test_preemption_and_slice_are_told_as_they_were_asked_after_the_split(
     assert values(preempt)["running.time_left"] == "1.28s"
     assert told.points[1].answer == "the running batch is parked for the one that waits"
     # The slice is of the batch that goes on, which is the candidate now.
-    assert values(told.points[2].rules[-1])["prefill.units"] == "8"
+    seen = values(told.points[2].rules[-1])
+    assert seen["prefill.units"] == "8"
+    assert seen["estimate.prefill_layer(prefill.units)"] == "100us"
     assert told.points[2].answer.startswith("the next item runs")
 
 
