@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from muxk.kernel.policy import Policy
@@ -226,8 +226,8 @@ class GuardedPolicy:
             return checked(answer)
         except (Exception, SystemExit) as error:
             text = self._errors.known(f"{point}/{self.name}: {in_words(error)}")
-        fallen = otherwise()
-        return cast(A, replace(fallen, errors=(*fallen.errors, text)))
+        fallen: A = otherwise()
+        return replace(fallen, errors=(*fallen.errors, text))
 
     def _decision(self, answer: Decision, view: View) -> Decision:
         rules, errors = answer.rules, answer.errors
