@@ -17,7 +17,7 @@ from muxk.client.options import (
 
 
 def swap(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy file, or a shipped name.")],
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A file, or a name known here or at the server.")],
     settings: Settings = None,
     endpoint: Endpoint = None,
     run_dir: RunDir = None,
@@ -35,7 +35,7 @@ OFF = "off"
 
 def shadow(
     policy: Annotated[
-        str, typer.Argument(metavar="POLICY|off", help="A policy file, a shipped name, or `off` to end it.")
+        str, typer.Argument(metavar="POLICY|off", help="A file, a name as for swap, or `off` to end it.")
     ],
     settings: Settings = None,
     endpoint: Endpoint = None,
