@@ -282,26 +282,35 @@ class RuleAnalysis:
             self._guarded(expression, expression.tree, matched, told)
 
     def _guarded(
-        self, expression: Expression, term: Term, known: Sequence[Formula], told: dict[str, None]
+        self,
+        expression: Expression,
+        term: Term,
+        known: Sequence[Formula],
+        told: dict[str, None],
+        at: int | None = None,
     ) -> None:
-        """Warn of names that may be absent where nothing known says that they are there."""
+        """Warn of names that may be absent where nothing known says that they are there.
+
+        Args:
+            at: the offset of the variable that the term is part of, whose text stands elsewhere.
+        """
         for need, name in self._needs(expression, term):
             if need not in told and not self._holds(known, _is(need)):
                 told[need] = None
-                self._unguarded(expression.scalar.mark_at(term.offset), need, name)
-        if term.form is not Form.OPERATOR or term.text not in ("and", "or", "if"):
-            for part in term.parts if term.form is not Form.VARIABLE else ():
-                self._guarded(expression, part, known, told)
-            return
-        if term.text == "if":
+                place = expression.scalar.mark_at(term.offset if at is None else at)
+                self._unguarded(place, need, name)
+        if term.form is Form.VARIABLE and at is None:
+            at = term.offset
+        if term.form is Form.OPERATOR and term.text == "if":
             test, yes, no = term.parts
-            self._guarded(expression, test, known, told)
-            self._guarded(expression, yes, self._with(known, test, True), told)
-            self._guarded(expression, no, self._with(known, test, False), told)
+            self._guarded(expression, test, known, told, at)
+            self._guarded(expression, yes, self._with(known, test, True), told, at)
+            self._guarded(expression, no, self._with(known, test, False), told, at)
             return
         for part in term.parts:
-            self._guarded(expression, part, known, told)
-            known = self._with(known, part, term.text == "and")
+            self._guarded(expression, part, known, told, at)
+            if term.form is Form.OPERATOR and term.text in ("and", "or"):
+                known = self._with(known, part, term.text == "and")
 
     def _with(self, known: Sequence[Formula], term: Term, value: bool) -> list[Formula]:
         formula = formula_of(term, self._free)
@@ -310,11 +319,7 @@ class RuleAnalysis:
         return [*known, formula if value else negate(formula)]
 
     def _needs(self, expression: Expression, term: Term) -> Iterator[tuple[str, str]]:
-        """What must hold for a term to have a value, and its name; of a variable, of all that it reads."""
-        if term.form is Form.VARIABLE:
-            for part in _leaves(term):
-                yield from self._needs(expression, replace(part, offset=term.offset))
-            return
+        """What must hold for a name or a call to have a value, and its text."""
         if term.form is Form.NAME:
             known = expression.reads.get(term.text)
             if known is not None and known.needs:
@@ -343,13 +348,6 @@ def can_fail(term: Term) -> bool:
     if term.form is Form.NAME and term.text.startswith(_BATCHES):
         return term.text not in (*_PRESENCES, "candidate.fits")
     return any(can_fail(part) for part in term.parts)
-
-
-def _leaves(term: Term) -> Iterator[Term]:
-    if term.form in (Form.NAME, Form.CALL):
-        yield term
-    for part in term.parts:
-        yield from _leaves(part)
 
 
 def _mentions_constants(term: Term) -> bool:

@@ -197,6 +197,17 @@ def test_a_guard_may_stand_before_or_follow_from_the_point(spec: str) -> None:
     assert codes(policy(spec)) == []
 
 
+def test_a_variable_may_hold_its_own_guard() -> None:
+    variables = (
+        "variables:\n  full: estimate.known and estimate.decode(2) > slo.tbt\n"
+        "  old: running.active and running.age > 1s"
+    )
+    assert codes(split("vars.full", "not vars.full and vars.old", more=variables)) == []
+    bare = "variables:\n  full: estimate.decode(2) > slo.tbt"
+    assert told(split("estimate.known and vars.full", more=bare)) == []
+    assert told(split("decode.batch > 2 and vars.full", more=bare)) == [(6, 46, "unguarded-estimate")]
+
+
 def test_an_earlier_rule_guards_nothing_if_it_may_fail_and_the_next_is_asked() -> None:
     rules = (
         "split:\n"

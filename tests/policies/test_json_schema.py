@@ -25,7 +25,10 @@ from muxk.policies.splits import SPLIT
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
-FILES = [*sorted((ROOT / "policies").glob("*.yaml")), *sorted((ROOT / "examples").rglob("*.yaml"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+WRONG = [file for file in EXAMPLES if file.stem.endswith("-wrong")]
+"""Shown for their mistakes."""
+FILES = [*sorted((ROOT / "policies").glob("*.yaml")), *(file for file in EXAMPLES if file not in WRONG)]
 POLICY = Draft202012Validator(policy_schema())
 TEST = Draft202012Validator(policy_test_schema())
 ANY = Draft202012Validator(any_schema())
