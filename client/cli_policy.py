@@ -17,7 +17,9 @@ from muxk.client.options import (
 
 
 def swap(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A file, or a name known here or at the server.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="A file, or a name known here or at the server.")
+    ],
     settings: Settings = None,
     endpoint: Endpoint = None,
     run_dir: RunDir = None,
