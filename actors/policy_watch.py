@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import anyio
@@ -87,12 +88,12 @@ async def watch(file: PolicyFile, stop: anyio.Event) -> None:
                 stop_event=stop,
                 rust_timeout=LOOK_FOR_STOP_MS,
                 recursive=False,
-                yield_on_timeout=False,
             )
-            async for _ in changes:
-                await file.look()
-                if file.folders() != folders:
-                    break
+            async with aclosing(changes):
+                async for _ in changes:
+                    await file.look()
+                    if file.folders() != folders:
+                        break
         except (OSError, RuntimeError):
             # A folder went away, or the system can watch no more of them: look now and then instead.
             await anyio.sleep(RETRY_S)

@@ -8,6 +8,9 @@ from typing import Any
 import typer
 from muxk.client.options import Admin, AsJson, Endpoint, RunDir, observer_client, readable_errors
 
+LINE_MAX = 100
+"""Characters of nested values on one line."""
+
 
 def state(
     endpoint: Endpoint = None, run_dir: RunDir = None, admin: Admin = None, as_json: AsJson = False
@@ -27,13 +30,18 @@ def state(
 
 
 def _lines(part: Any) -> Iterator[str]:
-    """`key value`, aligned; nested values on one line."""
+    """`key value`, aligned; nested values on one line, unless that is long."""
     if not isinstance(part, dict):
         yield _short(part)
         return
     width = max((len(str(key)) for key in part), default=0)
     for key, value in part.items():
-        yield f"{key!s:<{width}}  {_short(value)}"
+        shown = _short(value)
+        if isinstance(value, dict) and len(shown) > LINE_MAX:
+            yield str(key)
+            yield from (f"  {line}" for line in _lines(value))
+        else:
+            yield f"{key!s:<{width}}  {shown}"
 
 
 def _short(value: Any) -> str:

@@ -20,7 +20,11 @@ def muxk(*arguments: str, typed: str | None = None) -> Result:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("run",), ("submit",), ("chat",), ("check",), ("policy", "swap"), ("state",), ("bench",)]
+    "command",
+    [
+        *((), ("run",), ("submit",), ("chat",), ("check",), ("policy", "swap"), ("policy", "shadow")),
+        *(("state",), ("explain",), ("bench",)),
+    ],
 )
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     shown = muxk(*command, "--help")
@@ -52,7 +56,15 @@ def test_a_setting_without_a_value_is_a_usage_error(command: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    "command", [("submit", "hello"), ("chat",), ("state",), ("policy", "swap", "muxwise")]
+    "command",
+    [
+        ("submit", "hello"),
+        ("chat",),
+        ("state",),
+        ("explain",),
+        ("policy", "swap", "muxwise"),
+        ("policy", "shadow", "off"),
+    ],
 )
 def test_without_a_server_every_command_says_how_to_start_one(
     endpoint: str, command: tuple[str, ...]
