@@ -12,7 +12,7 @@ from muxk.policies.combine import WRONG
 from muxk.policies.lexer import Kind, Token, placeholders, tokenize
 from muxk.policies.marks import Scalar
 from muxk.policies.operators import BOOLS, BUILTINS, SIGNS
-from muxk.policies.problems import Report, did_you_mean, one_of
+from muxk.policies.problems import Report, by_root, did_you_mean, one_of
 from muxk.policies.terms import Code, Form, Part, Term
 from muxk.policies.units import Type, UnitError, parse_quantity, unit_hint
 from muxk.policies.vocabulary import Constant, Function, Name, Vocabulary
@@ -71,12 +71,6 @@ def _begin(scalar: Scalar, vocabulary: Vocabulary, report: Report, visible: int)
 
 def _complain_at(scalar: Scalar, report: Report) -> Callable[[int, str, str], None]:
     return lambda offset, message, hint: report.add(scalar.mark_at(offset), message, hint, "syntax")
-
-
-def _by_root(names: list[str]) -> list[str]:
-    """Names, with `decode.*` for all that begin with `decode.`."""
-    roots = [name.partition(".") for name in names]
-    return list(dict.fromkeys(root + dot + "*" * len(dot) for root, dot, _ in roots))
 
 
 class _Stop(Exception):
@@ -290,7 +284,7 @@ class _Compiler:
         if VARIABLE + text in names:
             hint = f"did you mean '{VARIABLE}{text}'?"
         else:
-            hint = did_you_mean(text, names, f"known here: {', '.join(under or _by_root(names))}")
+            hint = did_you_mean(text, names, f"known here: {', '.join(under or by_root(names))}")
         return self._problem(node, f"unknown name '{text[:60]}' in {place}", hint, "unknown-name")
 
     # --- calls ---

@@ -181,6 +181,12 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean '{close[0]}'?" if close else otherwise
 
 
+def by_root(names: Iterable[str]) -> list[str]:
+    """Names, with `decode.*` for all that begin with `decode.`."""
+    roots = [name.partition(".") for name in names]
+    return list(dict.fromkeys(root + dot + "*" * len(dot) for root, dot, _ in roots))
+
+
 def one_of(words: Iterable[str]) -> str:
     """`a, b or c`."""
     listed = list(words)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.policy import Policy
@@ -341,7 +341,7 @@ requests_given = st.lists(
 services = st.dictionaries(st.sampled_from(["chat", "urgent", "batch"]), st.floats(0, 1e6), max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests=requests_given, service=services, now_ns=times, policy=st.sampled_from(POLICIES))
 def test_the_head_of_the_queue_goes_before_any_other_alone(
     requests: list[RequestView], service: dict[str, float], now_ns: int, policy: CompiledPolicy
@@ -364,7 +364,7 @@ def test_the_head_of_the_queue_goes_before_any_other_alone(
     assert requests[kept] == head
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests=requests_given, service=services)
 def test_what_a_class_gets_follows_its_share_to_within_its_largest_prompt(
     requests: list[RequestView], service: dict[str, float]
