@@ -20,7 +20,7 @@ from muxk.policies.rules import OnError, Point, Rule
 from muxk.policies.schema import PolicySource
 from muxk.policies.units import Type, UnitError, parse_quantity
 
-MAX_STEPS = 40_000
+MAX_STEPS = 60_000
 """Of reasoning about one file: well under a second."""
 _MENTION = re.compile(r"\b(params|vars)\.([A-Za-z_]\w*)", re.ASCII)
 _OF_SPLIT = ("units", "decode.units", "prefill.units")

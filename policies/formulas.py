@@ -32,49 +32,39 @@ class Numbers:
 
     def meet(self, sign: str, value: float) -> Numbers | None:
         """Those for which a comparison holds; None when there is none."""
+        low, high, low_open, high_open = self.low, self.high, self.low_open, self.high_open
+        excluded = self.excluded
         if sign == "!=":
-            if len(self.excluded) >= _MAX_EXCLUDED:
+            if len(excluded) >= _MAX_EXCLUDED:
                 return self
-            return replace(self, excluded=(*self.excluded, value))._checked()
-        met = self
-        if sign in ("<", "<=", "=="):
-            met = met._below(value, sign == "<")
-        if sign in (">", ">=", "=="):
-            met = met._above(value, sign == ">")
-        return met._checked()
-
-    def _below(self, value: float, is_open: bool) -> Numbers:
-        if value < self.high or (value == self.high and is_open):
-            return replace(self, high=value, high_open=is_open)
-        return self
-
-    def _above(self, value: float, is_open: bool) -> Numbers:
-        if value > self.low or (value == self.low and is_open):
-            return replace(self, low=value, low_open=is_open)
-        return self
-
-    def _checked(self) -> Numbers | None:
-        """The same numbers in their shortest form, or None when there is none."""
-        tight = self._tight() if self.whole else self
-        low, high = tight.low, tight.high
-        if low > high:
-            close = tight.rounded and low - high <= _CLOSE * max(abs(low), abs(high))
-            return tight if close else None
-        if low == high and (tight.low_open or tight.high_open or low in tight.excluded):
+            excluded = (*excluded, value)
+        if sign in ("<", "<=", "==") and (value < high or (value == high and sign == "<")):
+            high, high_open = value, sign == "<"
+        if sign in (">", ">=", "==") and (value > low or (value == low and sign == ">")):
+            low, low_open = value, sign == ">"
+        if self.whole:
+            low, high = _whole_ends(low, high, low_open, high_open, excluded)
+            low_open = high_open = False
+        if low > high and not (self.rounded and low - high <= _CLOSE * max(abs(low), abs(high))):
             return None
-        return tight
+        if low == high and (low_open or high_open or low in excluded):
+            return None
+        return Numbers(low, high, low_open, high_open, self.whole, excluded, self.rounded)
 
-    def _tight(self) -> Numbers:
-        low, high = self.low, self.high
-        if math.isfinite(low):
-            low = math.floor(low) + 1 if self.low_open else math.ceil(low)
-        if math.isfinite(high):
-            high = math.ceil(high) - 1 if self.high_open else math.floor(high)
-        for point in sorted(self.excluded):
-            low = low + 1 if point == low else low
-        for point in sorted(self.excluded, reverse=True):
-            high = high - 1 if point == high else high
-        return replace(self, low=low, high=high, low_open=False, high_open=False)
+
+def _whole_ends(
+    low: float, high: float, low_open: bool, high_open: bool, excluded: tuple[float, ...]
+) -> tuple[float, float]:
+    """The least and the largest whole number of an interval without some points."""
+    if math.isfinite(low):
+        low = math.floor(low) + 1 if low_open else math.ceil(low)
+    if math.isfinite(high):
+        high = math.ceil(high) - 1 if high_open else math.floor(high)
+    for point in sorted(excluded):
+        low = low + 1 if point == low else low
+    for point in sorted(excluded, reverse=True):
+        high = high - 1 if point == high else high
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +101,7 @@ class Atom:
     """Where the term is anyway."""
 
     def negated(self) -> Atom:
-        return replace(self, sign=NEGATED[self.sign])
+        return Atom(self.term, NEGATED[self.sign], self.value, self.domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +155,8 @@ class Budget:
         return self.steps >= 0
 
 
-MAX_STEPS = 3_000
-"""Of one question."""
+MAX_STEPS = 6_000
+"""Of one question; a step looks at one part of a formula."""
 MAX_NESTED = 200
 
 
@@ -187,13 +177,15 @@ def implies(facts: Sequence[Formula], formula: Formula, budget: Budget) -> bool:
 
 def _possible(pending: tuple[Formula, ...], known: Mapping[str, Domain], budget: Budget, nested: int) -> bool:
     """Whether the pending formulas can hold where each known term lies in its domain."""
-    if not budget.take() or nested > MAX_NESTED:
+    if nested > MAX_NESTED:
         return True
     domains = dict(known)
     choices: list[Some] = []
     stack = list(reversed(pending))
     while stack:
         formula = stack.pop()
+        if not budget.take():
+            return True
         if isinstance(formula, All):
             stack.extend(reversed(formula.parts))
         elif isinstance(formula, Some):
