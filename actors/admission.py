@@ -231,10 +231,15 @@ class Admission(Actor):
         if not state.waiting or state.short_of_pages or state.reserving:
             self.send(self._refs.arbiter, BatchNotFormed())
             return
-        chosen = self._choose(self._ordered(), message.decode)
+        ordered = self._ordered()
+        chosen = self._choose(ordered, message.decode)
         for request in chosen:
             state.waiting.remove(request)
             state.reserving[request.request_id] = request
+        # Nobody who is in the batch may look like a candidate to park it for.
+        state.head_left = False
+        self._set_head(next(iter(ordered[len(chosen) :]), None))
+        self._tell_queue()
         self.send(self._refs.kv_pool, ReservePages(tuple(chosen)))
 
     def _choose(self, ordered: list[Request], decode: DecodeView) -> list[Request]:

@@ -8,6 +8,7 @@ from muxk.kernel.arbiter_state import ArbiterState
 from muxk.kernel.jobs import PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.statuses import Reason, StatusReport
+from muxk.kernel.work import PAGE_SIZE
 
 NS_PER_MS = 1_000_000
 
@@ -58,8 +59,19 @@ class ArbiterReport:
         if running is not None and not running.launched:
             return Reason.LANE_BUSY, self._busy_with(running), self._why_not_preempted()
         if self._splits.current.prefill_units == 0:
-            return Reason.PREFILL_HELD, "the split gives prefill no units", self._rule("split")
+            return self._why_held()
         return Reason.LANE_BUSY, "the last layers of a batch, or a decode step, run before it", None
+
+    def _why_held(self) -> tuple[Reason, str, str | None]:
+        """A policy may wait with prefill for pages that only decode gives back."""
+        candidate, kv = self._state.candidate, self._state.kv
+        assert candidate is not None
+        needs = candidate.new_tokens // PAGE_SIZE + 1
+        held = "the split gives prefill no units"
+        if needs <= kv.pages_free:
+            return Reason.PREFILL_HELD, held, self._rule("split")
+        pages = f"it is first and needs up to {needs} pages; {kv.pages_free} of {kv.pages_total} are free"
+        return Reason.NO_PAGES, f"{pages}, and {held}", self._rule("split")
 
     def _busy_with(self, job: PrefillJob) -> str:
         before = f"batch {job.work.batch_id} ({_count(job.work.rows, 'request')}) runs first: {_left(job)}"

@@ -166,9 +166,10 @@ class Dispatcher:
             return self._launch_decode_at_floor()  # a step was queued ahead, or a chunk runs alone
         if state.running.between_chunks:
             self._launch_fused(state.running, decision)
-        else:
-            # Parked in the middle of a chunk by another policy: its layers go first, by themselves.
-            self._launch_prefill(state.running, decision)
+            return True
+        # Another policy left it in the middle of a chunk: its layers run by themselves, behind a step.
+        self._launch_decode()
+        self._launch_prefill(state.running, decision)
         return True
 
     def _launch_decode_at_floor(self) -> bool:
