@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.estimates import Estimates
-from muxk.kernel.journal import Forgotten, Record, ShadowAnswer
+from muxk.kernel.journal import Forgotten, OrderQuestion, Record, ShadowAnswer, VictimQuestion
 from muxk.kernel.policy import PolicyText
 from muxk.kernel.record_frames import (
     KINDS,
@@ -24,6 +24,7 @@ from muxk.kernel.record_frames import (
     check_header,
     payloads,
 )
+from muxk.kernel.view import OrderAnswer, VictimAnswer
 
 
 @dataclass
@@ -94,6 +95,8 @@ def _record(frame: DecisionFrame, tables: Mapping[int, Estimates]) -> Record:
     if frame.point not in KINDS:
         raise msgspec.ValidationError(f"no question {frame.point!r}")
     view_type, answer_type = KINDS[frame.point]
+    if frame.view is None and frame.point not in ("order", "victim"):
+        raise msgspec.ValidationError("a decision without its question")
 
     def view_of(raw: bytes | None, estimates: int | None) -> Any:
         if raw is None:
@@ -107,17 +110,33 @@ def _record(frame: DecisionFrame, tables: Mapping[int, Estimates]) -> Record:
     last_view = view if frame.last_view is None else view_of(frame.last_view, frame.last_estimates)
     shadow = None
     if frame.shadow is not None and frame.shadow_answer is not None:
-        answer = msgspec.msgpack.decode(frame.shadow_answer, type=answer_type | None)
-        shadow = ShadowAnswer(frame.shadow, answer, frame.differs)
+        shadows = msgspec.msgpack.decode(frame.shadow_answer, type=answer_type | None)
+        shadow = ShadowAnswer(frame.shadow, shadows, frame.differs)
+    answer = msgspec.msgpack.decode(frame.answer, type=answer_type)
+    _check_indices(answer, view)
+    if shadow is not None:
+        _check_indices(shadow.answer, view)
     return Record(
         at_ns=frame.at_ns,
         actor=frame.actor,
         point=frame.point,
         sha=frame.sha,
         view=view,
-        answer=msgspec.msgpack.decode(frame.answer, type=answer_type),
+        answer=answer,
         last_at_ns=frame.at_ns if frame.last_at_ns is None else frame.last_at_ns,
         last_view=last_view,
         count=frame.count,
         shadow=shadow,
     )
+
+
+def _check_indices(answer: Any, view: Any) -> None:
+    """Indices of an answer are of the requests of its question."""
+    if not isinstance(view, OrderQuestion | VictimQuestion):
+        return
+    if isinstance(answer, OrderAnswer):
+        indices: tuple[int, ...] = answer.order
+    else:
+        indices = (answer.index,) if isinstance(answer, VictimAnswer) else ()
+    if not all(0 <= index < len(view.requests) for index in indices):
+        raise msgspec.ValidationError("an answer about a request that was not asked about")
