@@ -13,6 +13,7 @@ from random import Random
 
 from muxk.policies import answers, splits
 from muxk.policies.engine import shipped_policies
+from muxk.policies.migrations import MIGRATIONS
 from muxk.policies.names import ASKED, PLACES, vocabulary
 from muxk.policies.operators import BOOLS, BUILTINS, SIGNS, result
 from muxk.policies.params import TYPES
@@ -264,6 +265,8 @@ class PolicyWriter:
         self._slips = slips
         self._declared = Declared()
         self._expressions = ExpressionWriter(random, self._declared, slips)
+        old = [migration.old for migration in MIGRATIONS]
+        self._version = random.choice(old) if slips and random.random() < 0.15 else API_VERSION
 
     def write(self) -> str:
         """The text of the file."""
@@ -280,7 +283,7 @@ class PolicyWriter:
         if self._random.random() < self._slips:
             self._random.shuffle(spec)
             spec.append(self._random.choice(["place: x", "odrer: {by: now}", "slo: 1", "split: []", "form:"]))
-        head = [f"apiVersion: {API_VERSION}", f"kind: {KIND}", "metadata: {name: fuzz, version: '1'}"]
+        head = [f"apiVersion: {self._version}", f"kind: {KIND}", "metadata: {name: fuzz, version: '1'}"]
         if self._random.random() < self._slips:
             del head[self._random.randrange(3)]
         body = "".join(f"  {line}\n" for part in spec for line in part.splitlines())
@@ -408,7 +411,10 @@ class PolicyWriter:
         if kind == 1:
             return "fit"
         if kind == 2:
-            return quoted("fewest where " + self._expressions.write(Type.BOOL, "fewest"))
+            condition = self._expressions.write(Type.BOOL, "fewest")
+            if self._version != API_VERSION:
+                return f"{{fewest: {quoted(condition)}}}"
+            return quoted(f"fewest where {condition}")
         return self._e(self._random.choice((Type.NUMBER, Type.PERCENT)), "split", 2)
 
     def slice(self, point: str) -> str:
