@@ -120,12 +120,12 @@ def _numbers(option: str, text: str, least: float) -> list[float]:
 
 def _check_policies(choices: tuple[PolicyChoice, ...]) -> None:
     """A mistake in the last policy must not show after an hour."""
-    from muxk.policies.engine import load_policy
     from muxk.policies.problems import PolicyError
+    from muxk.policies.registry import open_policy
 
     for choice in choices:
         try:
-            load_policy(choice.policy, choice.settings)
+            open_policy(choice.policy, choice.settings)
         except PolicyError as error:
             die(str(error), USAGE)
 
