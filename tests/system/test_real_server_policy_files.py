@@ -146,21 +146,26 @@ def test_a_hangup_reads_the_file_again_and_a_missing_one_is_told(tmp_path: Path)
 def test_waiting_requests_are_explained_live_and_from_the_recording_afterwards(tmp_path: Path) -> None:
     policy, record = tmp_path / "mine.yaml", tmp_path / "run.record"
     policy.write_text(POLICY)
-    with serve(tmp_path, policy, "--record", str(record), "--shadow", "temporal") as (server, client):
+    options = ("--kv-tokens", "4000", "--record", str(record), "--shadow", "temporal")
+    with serve(tmp_path, policy, *options) as (server, client):
         running = client.submit(token_ids=[65] * 20, max_tokens=3000, ignore_eos=True, request_id="runs")
         next(running)
-        told = server.muxk("explain")
-        assert "runs" in told.stdout
-        assert "decoding" in told.stdout
-        one = server.muxk("explain", "runs")
+        waiting = client.submit(token_ids=[66] * 3989, max_tokens=10, request_id="waits")
+        waiting.accepted()
+        told = server.muxk("explain").stdout.splitlines()
+        assert [line.split()[0] for line in told] == ["request", "runs", "waits"]
+        assert "decoding" in told[1]
+        assert "no_pages" in told[2]
+        one = server.muxk("explain", "waits")
         assert "=> admit/welcome" in one.stdout
         assert "request.pages = " in one.stdout
         assert "[defaults.yaml:" in one.stdout
         differences = server.muxk("explain", "--shadow")
         assert "temporal (shadow)" in differences.stdout
-        as_json = json.loads(server.muxk("explain", "runs", "--json").stdout)
-        assert as_json["requests"][0]["code"] == "decoding"
+        as_json = json.loads(server.muxk("explain", "waits", "--json").stdout)
+        assert as_json["requests"][0]["code"] == "no_pages"
         assert server.muxk("explain", "nobody").exit_code == 1
+        waiting.abort()
         running.abort()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 0
