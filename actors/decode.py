@@ -28,6 +28,7 @@ from muxk.actors.messages import (
     Request,
     RequestAborted,
     RequestFailed,
+    ReservedRequest,
     StopRequest,
     TokensEmitted,
 )
@@ -101,13 +102,17 @@ class Decode(Actor):
         logprobs = {found.row: (found,) for found in message.logprobs}
         joined = []
         for place, token in enumerate(int32_array(message.tokens).tolist()):
-            reserved = message.requests[place]
-            request = up_to_date(reserved.request, self.state.decider)
-            reserved = msgspec.structs.replace(reserved, request=request)
-            row = self.state.batch.add(reserved, token, self._end_ids)
+            row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
             prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
             joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
         return joined
+
+    def _in_its_class(self, reserved: ReservedRequest) -> ReservedRequest:
+        """In a class of the policy in force, which may have changed since prefill asked."""
+        request = up_to_date(reserved.request, self.state.decider)
+        if request is reserved.request:
+            return reserved
+        return msgspec.structs.replace(reserved, request=request)
 
     def _hold_or_emit(self, stepped: list[EmittedRow], joined: list[EmittedRow], message: JoinDecode) -> None:
         """Send first tokens with those of the step that runs, as an engine does that works in steps.

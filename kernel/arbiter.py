@@ -373,5 +373,6 @@ class Arbiter(Actor):
             "decode_context_tokens": decode.context_tokens,
             "prefill_batches": len(state.jobs),
             "parked": state.parked is not None,
+            "parked_bytes": 0 if state.parked is None else state.parked.parked_bytes,
             "counts": dict(sorted((state.counts + state.decider.counts).items())),
         }

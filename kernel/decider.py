@@ -123,9 +123,14 @@ class Decider:
         return answer
 
     def _count(self, rules: tuple[str, ...], errors: tuple[str, ...]) -> None:
+        for rule in rules:
+            self._count_name(rule)
+        for error in errors:
+            self._count_name(f"rule error: {error}")
+
+    def _count_name(self, name: str) -> None:
         counts = self.counts
-        for name in (*rules, *(f"rule error: {error}" for error in errors)):
-            counts[name if name in counts or len(counts) < COUNTS_MAX else OTHERS] += 1
+        counts[name if name in counts or len(counts) < COUNTS_MAX else OTHERS] += 1
 
     def _note(self, point: str, at_ns: int, view: Any, answer: Any) -> None:
         shadow = None if self._book.shadow is None else self._compare(point, view, answer)

@@ -169,6 +169,19 @@ def test_random_answers_lose_no_request_no_page_and_no_token(seed: int) -> None:
     assert arbiter.longest_hold_ns <= FLOOR_NS
 
 
+def test_hostile_policies_that_replace_each_other_in_mid_work_lose_nothing() -> None:
+    server = hostile_server(Random(0, decode_floor_ns=FLOOR_NS))
+    for index in range(15):
+        after: Policy = Random(index + 1, decode_floor_ns=FLOOR_NS, preemptions=2)
+        if index % 4 == 0:
+            after = Like("chunked", f"chunked {index}", preemptions=2)
+        server.swap(S + index * 9 * MS, after)
+    expected = submit_crowd(server, longer=20)
+    server.run_until(60 * S)
+    assert_all_served(server, expected)
+    assert watched(server).state.counts["policy swaps"] == 15
+
+
 def test_answers_without_end_fill_no_table_of_counts() -> None:
     server = serve_crowd(Random(1, decode_floor_ns=FLOOR_NS))
     arbiter = watched(server)
