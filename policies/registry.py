@@ -196,7 +196,8 @@ def _provider(one: Installed) -> Any:
 def _check_name(one: Installed, policy: Any) -> None:
     missing = [what for what in (*_FACTS, *_QUESTIONS) if not _has(policy, what)]
     if missing:
-        hint = "derive it from muxk.policies.api.BasePolicy"
+        derived = isinstance(policy, BasePolicy)
+        hint = "call super().__init__(settings)" if derived else "derive it from muxk.policies.api.BasePolicy"
         raise PluginError(str(one), f"what it makes is no policy: it has no {', '.join(missing)}", hint)
     if policy.name != one.name:
         message = f"the policy calls itself {str(policy.name)[:64]!r}"
@@ -211,20 +212,21 @@ def _has(policy: Any, attribute: str) -> bool:
 
 
 def _guarded(one: Installed, policy: Any, settings: Mapping[str, str]) -> GuardedPolicy:
-    fallback = policy.base if isinstance(policy, BasePolicy) else compile_policy(_DEFAULTS)
+    rules = policy.base if isinstance(policy, BasePolicy) else None
+    fallback = rules if isinstance(rules, CompiledPolicy) else compile_policy(_DEFAULTS)
     try:
-        sha = _sha(one, policy, settings)
+        sha = _sha(one, policy, fallback, settings)
         return GuardedPolicy(policy, fallback, one.name, sha, version=one.version)
     except WrongAnswer as error:
         raise PluginError(str(one), str(error)) from error
 
 
-def _sha(one: Installed, policy: Any, settings: Mapping[str, str]) -> str:
+def _sha(one: Installed, policy: Any, rules: CompiledPolicy, settings: Mapping[str, str]) -> str:
     """Of all that can change an answer: who wrote it, its version, its code, its rules and settings."""
     content = {
         "api": API_VERSION,
         "distribution": [one.distribution, one.version, one.target],
-        "rules": policy.base.sha if isinstance(policy, BasePolicy) else "",
+        "rules": rules.sha,
         "settings": dict(settings),
         "source": _sources(type(policy)),
     }

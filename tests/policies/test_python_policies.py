@@ -96,6 +96,7 @@ def test_the_example_serves_short_prompts_first_until_somebody_lost_patience(
         ("class L: api_version = 1\nLazy = L()", r"must be a class or a function"),
         (FACTORY + "1 / 0", r"can not be made: ZeroDivisionError"),
         (FACTORY + "pass", r"is no policy: it has no name, limits"),
+        (LAZY + "    def __init__(self, settings): pass", r"it has no limits, .*\n.*call super"),
         (LAZY.replace('"lazy"', '"other"'), r"calls itself 'other'\n.*same name"),
         (LAZY + "    limits = None", r"limits must be Limits, not None"),
         (LAZY + "    classes = ()", r"classes must be a tuple of 1 to"),
