@@ -180,7 +180,7 @@ def _params() -> Schema:
 def _values_of(kind: str) -> Schema:
     """What the values of a param are, given its type."""
     if kind == "bool":
-        value: Schema = {"type": "boolean"}
+        value: Schema = {"enum": [True, False, "true", "false"]}
     elif kind == "number":
         value = {"type": ["string", "number"], "pattern": PATTERNS[kind]}
     else:

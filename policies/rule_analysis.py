@@ -224,9 +224,9 @@ class RuleAnalysis:
         when = formula_of(rule.when.tree, self._fixed)
         if when is not None and _mentions_constants(rule.when.tree) and self._excluded([when]):
             message = f"{self._noun} '{rule.name}' is off with the params and SLOs in force"
-            self._report.note(
-                rule.when.scalar.mark, message, "other values of --set turn it on", "switched-off"
-            )
+            set_by_params = _mentions_constants(rule.when.tree, "params.")
+            hint = "other values of --set turn it on" if set_by_params else "another SLO turns it on"
+            self._report.note(rule.when.scalar.mark, message, hint, "switched-off")
 
     # --- parts that never matter ---
 
@@ -350,8 +350,10 @@ def can_fail(term: Term) -> bool:
     return any(can_fail(part) for part in term.parts)
 
 
-def _mentions_constants(term: Term) -> bool:
-    return term.form is Form.CONSTANT or any(_mentions_constants(part) for part in term.parts)
+def _mentions_constants(term: Term, root: str = "") -> bool:
+    """Whether a term mentions a param or an SLO whose name starts so."""
+    is_one = term.form is Form.CONSTANT and term.text.startswith(root)
+    return is_one or any(_mentions_constants(part, root) for part in term.parts)
 
 
 def _same(left: Term, right: Term) -> bool:
