@@ -114,6 +114,8 @@ class KvPool(Actor):
         state = self.state
         if message.tokens:
             state.pool.publish(message.request_id, message.tokens)
+        else:
+            state.pool.forget(message.request_id)
         state.prompts.pop(message.request_id, None)
         if not state.pool.release(message.request_id):
             state.late_releases += 1

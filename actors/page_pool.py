@@ -53,6 +53,7 @@ class PagePool:
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._held: dict[int, list[int]] = {}
+        self._found: dict[int, int] = {}
 
     @property
     def free(self) -> int:
@@ -104,6 +105,7 @@ class PagePool:
             return None
         for page in matched:
             self._take(page)
+        self._found[request_id] = len(matched)
         self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
         if filling is not None:
             self._fill(filling, request_id, tokens)
@@ -136,11 +138,22 @@ class PagePool:
                 self._entries[page] = _Entry(key, parent, chunk)
             parent = key
 
+    def forget(self, request_id: int) -> None:
+        """Take pages out of the index that a request filled by itself and nobody else holds.
+
+        What it found there stays: others put it there, and may come back for it.
+        """
+        pages = self._held.get(request_id, [])
+        for page in pages[self._found.get(request_id, 0) :]:
+            if self._references[page] == 1 and page in self._entries:
+                del self._index[self._entries.pop(page).key]
+
     def release(self, request_id: int) -> bool:
         """Take back what a request holds; False if it holds nothing (released before, or never known)."""
         pages = self._held.pop(request_id, None)
         if pages is None:
             return False
+        del self._found[request_id]
         # Last page first: eviction takes the oldest, and a chain is of no use without its beginning.
         for page in reversed(pages):
             self._drop(page)

@@ -92,6 +92,33 @@ def test_a_second_release_does_nothing() -> None:
     assert pool.free == 4
 
 
+def test_forgotten_pages_are_free_at_once_and_found_no_more() -> None:
+    pool = PagePool(11)
+    pool.reserve(1, run(0, 40), spare=0)
+    pool.publish(1, run(0, 40))
+    pool.forget(1)
+    pool.release(1)
+    assert (pool.cached, pool.free) == (0, 10)
+    assert pool.reserve(2, run(0, 40), spare=0) == 0
+
+
+def test_to_forget_takes_nothing_from_others() -> None:
+    pool = PagePool(20)
+    for request_id, prompt in (
+        (1, run(0, 33)),
+        (2, run(0, 32) + run(500, 33)),
+        (3, run(0, 32) + run(500, 17)),
+    ):
+        pool.reserve(request_id, prompt, spare=0)
+        pool.publish(request_id, prompt)
+    pool.release(1)
+    pool.forget(2)
+    pool.release(2)
+    assert pool.reserve(4, run(0, 33), spare=0) == 32, "the first request left it there"
+    assert pool.reserve(5, run(0, 32) + run(500, 17), spare=0) == 48, "the third still holds it"
+    assert pool.reserve(6, run(0, 32) + run(500, 33), spare=0) == 48, "the last page was of the second alone"
+
+
 def test_the_check_sees_a_lost_page() -> None:
     pool = PagePool(5)
     pool.reserve(1, run(0, 10), spare=0)
@@ -134,6 +161,11 @@ class PoolMachine(RuleBasedStateMachine):
             before = self.pool.available
             page = self.pool.grow(request_id)
             assert (page is None) == (before == 0)
+
+    @rule(pick=st.integers(0, 50))
+    def forget(self, pick: int) -> None:
+        if self.live:
+            self.pool.forget(list(self.live)[pick % len(self.live)])
 
     @rule(pick=st.integers(0, 50))
     def release(self, pick: int) -> None:
