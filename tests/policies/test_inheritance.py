@@ -109,3 +109,12 @@ def test_editors_know_base(policy_text: Text) -> None:
 
     assert fits(f"split: [{HOLD}, base]\n")
     assert not fits(f"split: [{HOLD}, bas]\n")
+
+
+def test_muxwise_slices_prefill_where_a_policy_on_top_of_it_holds_decode(
+    policy_text: Text, make_view: MakeView, make_batch: MakeBatch
+) -> None:
+    policy = compile_policy(policy_text("extends: muxwise\nsplit: {prefill: all}\n"))
+    decision = policy.decide(make_view(running=make_batch()))
+    assert decision.rule("slice") == "slice/alone"
+    assert decision.errors == ()
