@@ -106,8 +106,8 @@ class Admission(Actor):
         if not message.max_tokens_given:
             room = max(1, self._max_context_tokens - request.prompt_tokens)
             params = msgspec.structs.replace(params, max_tokens=room)
-        limited = msgspec.structs.replace(request, params=params, notes=self._notes(request))
-        return classified(limited, self.state.decider)
+        limited = classified(msgspec.structs.replace(request, params=params), self.state.decider)
+        return msgspec.structs.replace(limited, notes=self._notes(limited))
 
     def _notes(self, request: Request) -> tuple[str, ...]:
         """What the client asked for and the policy in force takes no account of."""
@@ -117,12 +117,10 @@ class Admission(Actor):
             notes.append(f"priority has no effect: no rule of the policy {policy.name} looks at it")
         if request.deadline_given_ns is not None and not policy.reads_deadline:
             notes.append(f"deadline has no effect: no rule of the policy {policy.name} looks at it")
-        if request.request_class and request.request_class not in policy.known_classes:
-            known = ", ".join(policy.known_classes) or "none"
-            notes.append(
-                f"class {request.request_class!r} has no effect: the policy {policy.name} has "
-                f"these classes: {known}"
-            )
+        named = request.request_class
+        if named and named not in policy.known_classes and named != class_of(request).name:
+            known = f" but for {', '.join(policy.known_classes)}" if policy.known_classes else ""
+            notes.append(f"class {named!r} has no effect: the policy {policy.name} asks for none{known}")
         return tuple(notes)
 
     def _never_fits(self, request: Request, max_tokens_given: bool) -> str | None:

@@ -308,7 +308,7 @@ def test_expectations_of_a_class_are_about_the_requests_that_the_policy_put_ther
 {SMALL}
 arrivals:
   - {{name: chat, count: 3, prompt: 20, output: 4, class: interactive}}
-  - {{name: other, count: 2, prompt: 30, output: 4}}
+  - {{name: other, count: 2, prompt: 30, output: 4, class: batch}}
   - {{name: typo, prompt: 40, output: 4, class: interactve}}
 expect:
   - {{class: interactive, that: requests == 3 and slo.tbt == 30ms and slo.ttft == 300ms}}
@@ -320,7 +320,8 @@ expect:
         CLASSES,
     )
     assert reasons(outcome) == ["there are no requests of other of class interactive"]
-    assert outcome.warnings[0].startswith("class 'interactve' has no effect")
+    (warning,) = outcome.warnings
+    assert warning.startswith("class 'interactve' has no effect")
 
 
 def test_requests_that_lose_their_pages_are_counted() -> None:
