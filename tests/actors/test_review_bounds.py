@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from muxk.actors import protocol as wire
-from muxk.actors.gateway_admin import FILENAME_CHARS_MAX, REPORT_CHARS_MAX
+from muxk.actors.gateway_policy import FILENAME_CHARS_MAX, REPORT_CHARS_MAX
 from muxk.actors.gateway_state import ERROR_CHARS_MAX
 from muxk.actors.validation import REQUEST_ID_CHARS_MAX
 from muxk.kernel.fronts import ADMIN_PREFIX
