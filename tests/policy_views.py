@@ -6,7 +6,9 @@ import math
 from random import Random
 from typing import Any
 
+import msgspec
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
+from muxk.kernel.journal import OrderQuestion, Record, VictimQuestion
 from muxk.kernel.view import (
     AdmitView,
     DecodeView,
@@ -20,6 +22,7 @@ from muxk.kernel.view import (
 from muxk.kernel.work import Split
 from muxk.policies.answer_checks import WrongAnswer
 from muxk.policies.engine import CompiledPolicy
+from muxk.policies.explain import Known, explain
 from muxk.policies.guarded import GuardedPolicy
 from muxk.policies.scopes import DecideScope, RequestScope, SortScope
 
@@ -153,3 +156,21 @@ def ask_everything(policy: CompiledPolicy, maker: ViewMaker) -> None:
         senseless = [error for error in errors if error.startswith(f"{question}/guard:")]
         if senseless:
             raise WrongAnswer(f"{senseless}: {answer}")
+        explain_it(policy, question, arguments, answer)
+
+
+def explain_it(policy: CompiledPolicy, question: str, arguments: tuple[Any, ...], answer: Any) -> None:
+    """What it answered can be explained, and the explanation names the rule that answered."""
+    asked: Any = arguments[0]
+    if question == "order":
+        asked = OrderQuestion(arguments[1], *arguments[::2])
+    elif question == "victim":
+        asked = VictimQuestion(arguments[1], arguments[0])
+    now_ns = getattr(asked, "now_ns", 0)
+    record = Record(now_ns, "fuzz", question, policy.sha, asked, answer, now_ns, asked)
+    explanation = explain(record, Known(lambda sha: policy))
+    msgspec.msgpack.encode(explanation)
+    tried = [rule.rule for point in explanation.points for rule in point.rules]
+    told = answer.rules if question == "decide" else (answer.rule,)
+    for label in told:
+        assert label in tried or label.endswith("/default"), (label, explanation)
