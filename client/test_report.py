@@ -161,6 +161,9 @@ class TextReport:
 
     def _rules(self, uses: Sequence[RuleUse]) -> None:
         self._line("\n" + rule("rules", self._width, "-"))
+        if not uses:
+            self._line("no policy here has rules of its own: all are taken over from the policies they extend")
+            return
         width = max([6, *(len(use.policy) for use in uses)])
         self._line(f"{'policy':<{width}}  rules  fired  never fired")
         for use in uses:
