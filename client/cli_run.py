@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,10 @@ AllowRemote = Annotated[
 Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Let in only clients with a key; `muxk keys DIR` makes them."),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto is fast and faithful; blocks (as a GGUF has them), fp16, float32 (reference)."),
 ]
 KvTokens = Annotated[
     int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: fits the device.")
@@ -64,12 +69,7 @@ def run(
     model: Annotated[
         str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
     ] = "smollm2-135m-instruct",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto is fast and faithful; blocks (as a GGUF has them), fp16, float32 (reference)."
-        ),
-    ] = "auto",
+    dtype: Dtype = "auto",
     endpoint: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +97,7 @@ def run(
     """
     values = parse_settings(settings)
     if demo:
+        _refuse_with_demo({"--watch": watch, "--shadow": shadow, "--record": record})
         _demo(demo_seconds, policy, values, device, model, dtype, endpoint, kv_tokens, max_queue)
         return
     from muxk.actors.system import ServeOptions
@@ -121,6 +122,12 @@ def run(
     if supervised:
         _stop_when_stdin_closes()
     _serve(options, supervised)
+
+
+def _refuse_with_demo(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if value:
+            die(f"{name} is for a server that stays, not for --demo", USAGE)
 
 
 def _size(text: str) -> int:

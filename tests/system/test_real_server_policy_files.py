@@ -186,6 +186,7 @@ def test_waiting_requests_are_explained_live_and_from_the_recording_afterwards(t
     ("arguments", "complaint"),
     [
         (["run", "muxwise", "--watch", "--device", "sim"], "--watch needs the file of a policy"),
+        (["run", "muxwise", "--demo", "--watch"], "--watch is for a server that stays"),
         (["run", "muxwise", "--device", "sim", "--record-max", "5"], "a size is expected, such as 256MiB"),
         (["run", "muxwise", "--device", "sim", "--shadow", "nothing.yaml"], "nothing.yaml"),
         (["explain", "x", "--at", "3s"], "give one of REQUEST and --at"),
