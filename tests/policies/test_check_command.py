@@ -229,3 +229,17 @@ def test_no_file_makes_it_fall_over(file: Path, text: str) -> None:
 def test_a_file_full_of_mistakes_is_bounded(file: Path) -> None:
     file.write_text(HEAD + "".join(f"  key{i}: 1\n" for i in range(3000)), encoding="utf-8")
     assert data(file)["errors"] == MAX_PROBLEMS
+
+
+EXAMPLES = [
+    file
+    for file in sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+    if not file.stem.endswith(("-wrong", "-careless"))
+]
+"""The others are shown for what is wrong with them."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[file.name for file in EXAMPLES])
+def test_an_example_gives_no_warning_and_no_note(example: Path) -> None:
+    shown = check(example, "--strict")
+    assert (shown.exit_code, shown.stderr) == (0, "no errors, no warnings\n")
