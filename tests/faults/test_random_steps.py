@@ -63,6 +63,8 @@ class Crowd:
     sent: dict[tuple[bytes, str], Sent] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     policies: Counter[str] = field(default_factory=Counter)
+    policy: str = ""
+    """The last one that was swapped in."""
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -100,7 +102,8 @@ class Crowd:
             self.submit()
 
     def swap(self) -> None:
-        policy = self.draw.choice(POLICIES)
+        policy = self.draw.choice([name for name in POLICIES if name != self.policy])
+        self.policy = policy  # the same one again would be no swap
         source = (
             "{apiVersion: muxk/v1alpha1, kind: SchedulingPolicy, "
             f"metadata: {{name: {policy}-again}}, spec: {{extends: {policy}}}}}"
