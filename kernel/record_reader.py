@@ -112,7 +112,7 @@ def _record(frame: DecisionFrame, tables: Mapping[int, Estimates]) -> Record:
     if frame.shadow is not None and frame.shadow_answer is not None:
         shadows = msgspec.msgpack.decode(frame.shadow_answer, type=answer_type | None)
         shadow = ShadowAnswer(frame.shadow, shadows, frame.differs)
-    answer = msgspec.msgpack.decode(frame.answer, type=answer_type)
+    answer: Any = msgspec.msgpack.decode(frame.answer, type=answer_type)
     _check_indices(answer, view)
     if shadow is not None:
         _check_indices(shadow.answer, view)
