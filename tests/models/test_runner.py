@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -51,6 +52,15 @@ def test_a_parked_prefill_is_not_disturbed_by_another_that_runs_in_between(runne
     assert run(runner, second, 0, 1) == b""
     assert int32_array(run(runner, first, 2, 3)).tolist() == wanted
     assert int32_array(run(runner, second, 1, 3)).tolist() == wanted
+
+
+def test_a_parked_token_takes_the_bytes_that_limits_count(runner: ModelRunner) -> None:
+    work = msgspec.structs.replace(prefill_work(4, page=5), tokens=int32_bytes([3] * 16), new_tokens=(16,))
+    run(runner, work, 0, 1)
+    hidden = runner._parked[4].hidden
+    assert hidden.nbytes == hidden.shape[0] * runner.parked_bytes_per_token
+    assert hidden.shape[0] >= 16
+    runner.discard(4)
 
 
 def test_a_discarded_prefill_is_gone_and_an_unknown_one_is_ignored(runner: ModelRunner) -> None:
