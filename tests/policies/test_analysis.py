@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -447,3 +449,14 @@ def test_domains_know_their_ends() -> None:
 def test_a_question_that_takes_too_long_counts_as_possible() -> None:
     budget = Budget(0)
     assert not contradictory([], budget)
+
+
+def test_every_code_is_documented() -> None:
+    root = Path(__file__).parents[2]
+    sources = [
+        (root / "policies" / f"{name}.py").read_text("utf-8") for name in ("analysis", "rule_analysis")
+    ]
+    found = {code for source in sources for code in re.findall(r'"([a-z]+(?:-[a-z]+)+)"', source)}
+    text = (root / "docs" / "warnings.md").read_text(encoding="utf-8")
+    assert len(found) > 8
+    assert [code for code in sorted(found) if f"`{code}`" not in text] == []
