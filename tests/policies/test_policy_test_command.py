@@ -228,3 +228,32 @@ def test_junit_has_a_case_for_each_test_and_each_wrong_file(muxk: Muxk, tmp_path
     error = cases["reading"].find("error")
     assert error is not None
     assert "unknown name 'tbt.mx'" in (error.get("message") or "")
+
+
+def test_a_run_that_is_recorded_can_be_explained_and_does_not_differ(muxk: Muxk, tmp_path: Path) -> None:
+    write(tmp_path / "one.test.yaml", BAD)
+    plain = muxk("one.test.yaml")
+    for _ in range(2):
+        recorded = muxk("one.test.yaml", "--record", "run.rec")
+        assert recorded.exit_code == 1
+        assert timeless(recorded.output) == timeless(plain.output)
+        explained = CliRunner().invoke(
+            build_app(), ["explain", "chat-2", "--record", "run.rec", "--last", "200"]
+        )
+        assert explained.exit_code == 0
+        assert explained.output.count("admission  admit") == 1, "the last run of the file"
+        assert "slice/" in explained.output
+        assert "only answers" not in explained.output, "the policy is in the file"
+
+
+def test_one_test_is_recorded_and_into_no_other_file(muxk: Muxk, tmp_path: Path) -> None:
+    write(tmp_path / "two.test.yaml", GOOD, ("better", "finished == 2"))
+    several = muxk("two.test.yaml", "--record", "run.rec")
+    assert several.exit_code == 2
+    assert "choose one with -k" in several.output
+    assert not (tmp_path / "run.rec").exists()
+    (tmp_path / "notes.txt").write_text("dear diary", encoding="utf-8")
+    foreign = muxk("two.test.yaml", "-k", "better", "--record", "notes.txt")
+    assert foreign.exit_code == 2
+    assert "no recorded run" in foreign.output
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "dear diary"
