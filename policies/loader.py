@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 import yaml
-from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, Style
+from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode, Style, is_null
 from muxk.policies.problems import Mark, Report, Source, did_you_mean
 
 MAX_CHARACTERS = 250_000
@@ -204,15 +204,34 @@ def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> d
         report.add(node.mark, f"{what} must be a mapping of keys to values", code="wrong-type")
         return {}
     found: dict[str, Node] = {}
+    before: Entry | None = None
+    torn = False
     for entry in node:
         if report.full:
             break
         key = entry.key.text
-        if key not in known:
+        if key not in known and is_torn(entry):
+            if not torn:
+                report.add(entry.key.mark, *torn_text(before), code="torn-text")
+            torn = True
+        elif key not in known:
             hint = did_you_mean(key, known, f"known here: {', '.join(known)}")
             report.add(entry.key.mark, f"unknown key '{key[:40]}' in {what}", hint, "unknown-key")
         elif known[key]:
             report.add(entry.key.mark, f"'{key}' {known[key]}", code="unknown-key")
         else:
             found[key] = entry.value
+        before = entry
     return found
+
+
+def is_torn(entry: Entry) -> bool:
+    """Whether it is the rest of a text that a comma inside { } cut in two: YAML takes it for a key."""
+    after = entry.key.mark.source.text[entry.key.end : entry.key.end + 8]
+    return is_null(entry.value) and not after.lstrip().startswith(":")
+
+
+def torn_text(before: Entry | None) -> tuple[str, str]:
+    """Message and hint for that; `before` is the entry whose text it was."""
+    whose = "" if before is None else f" of '{before.key.text[:40]}'"
+    return "inside { } a comma ends a text", f"put quotes around the text{whose}"

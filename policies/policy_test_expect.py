@@ -8,8 +8,8 @@ from typing import Any
 
 from muxk.policies.expectations import AT_A_MOMENT, OF_A_RULE, OF_REQUESTS, vocabulary
 from muxk.policies.expressions import compile_expression
-from muxk.policies.loader import fields
-from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe, is_null
+from muxk.policies.loader import fields, is_torn, torn_text
+from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
 from muxk.policies.policy_choice import PolicyChoice
 from muxk.policies.policy_test_load import items_of
 from muxk.policies.policy_test_spec import Arrivals, Expectation, Swap
@@ -88,9 +88,8 @@ class ExpectationReader:
         """Whether a comma inside { } cut a text in two: YAML takes the rest for a key without a value."""
         entries = node.entries if isinstance(node, MappingNode) else ()
         for before, entry in zip((None, *entries), entries, strict=False):
-            if before is not None and entry.key.text not in EXPECT and is_null(entry.value):
-                hint = f"put quotes around the text of '{before.key.text}'"
-                self._report.add(entry.key.mark, "inside { } a comma ends a text", hint)
+            if entry.key.text not in EXPECT and is_torn(entry):
+                self._report.add(entry.key.mark, *torn_text(before), code="torn-text")
                 return True
         return False
 

@@ -286,7 +286,7 @@ def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], 
             always = rule
     if always is None and not (rules and rules[-1].broken):
         place = node.items[-1].mark if rules else node.mark
-        hint = "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"
+        hint = "end with a rule that has no 'when', such as - {name: otherwise, then: ...}, or with - base"
         report.add(
             place, f"the last rule of {point} must always match: it is the catch-all", hint, "no-catch-all"
         )

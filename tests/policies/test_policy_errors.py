@@ -72,7 +72,7 @@ def test_a_newcomer_learns_of_five_mistakes_in_one_run_each_with_place_and_remed
         (10, 7, "this rule of order can never be reached",
          "rule 'soon' before it always matches; give that one a 'when'"),
         (12, 7, "the last rule of preempt must always match: it is the catch-all",
-         "end with a rule that has no 'when', such as - {name: otherwise, then: ...}"),
+         "end with a rule that has no 'when', such as - {name: otherwise, then: ...}, or with - base"),
         (12, 33, "unknown name 'candidate.tokens' in preempt", "did you mean 'candidate.new_tokens'?"),
     ]  # fmt: skip
 
@@ -173,6 +173,35 @@ def test_a_misspelt_when_is_not_taken_for_a_catch_all(policy_text: Text) -> None
     rules = "preempt:\n  - {name: a, wen: candidate.waiting, then: park}\n  - {name: b, then: continue}\n"
     (problem,) = problems(policy_text(rules))
     assert problem.message == "unknown key 'wen' in a rule of preempt"
+
+
+@pytest.mark.parametrize(
+    ("spec", "place", "whose"),
+    [
+        (
+            "params:\n  p: {type: number, default: 1, description: of prompts, not of chat, by day}\n",
+            (6, 60),
+            "description",
+        ),
+        (
+            "split:\n  - {name: a, when: 'true', then: {decode: max(2, 3), prefill: rest}}\n",
+            (6, 53),
+            "decode",
+        ),
+    ],
+)
+def test_a_text_that_a_comma_cut_in_two_is_told_once(
+    spec: str, place: tuple[int, int], whose: str, policy_text: Text
+) -> None:
+    torn = [problem for problem in problems(policy_text(spec)) if problem.code == "torn-text"]
+    (problem,) = torn
+    assert (problem.line, problem.column) == place
+    assert problem.hint == f"put quotes around the text of '{whose}'"
+
+
+def test_a_misspelt_key_without_a_value_is_not_taken_for_a_torn_text(policy_text: Text) -> None:
+    (problem,) = problems(policy_text("slo: {tbt: 50ms, tfft: , ttft: 1s}\n"))
+    assert problem.hint == "did you mean 'ttft'?"
 
 
 def test_two_rules_with_one_name_are_refused(policy_text: Text) -> None:
