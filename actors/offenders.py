@@ -158,17 +158,16 @@ def _item_line(items: Sequence[ItemRecord], begins_ns: int, ends_ns: int) -> str
     took_ns = sum(min(item.ends_ns, ends_ns) - max(item.begins_ns, begins_ns) for item in items)
     first = items[0]
     units = "/".join(str(size) for size in sorted({item.units for item in items}))
+    units += " unit" if units == "1" else " units"
     if not first.prefills:
         steps = f"{len(items)} steps" if len(items) > 1 else "1 step"
-        return (
-            f"decode: {_ms(took_ns)} in {steps} of up to {max(i.rows for i in items)} rows, on {units} units"
-        )
+        return f"decode: {_ms(took_ns)} in {steps} of up to {max(i.rows for i in items)} rows, on {units}"
     names = ", ".join(first.requests[:SHOWN]) + (", ..." if len(first.requests) > SHOWN else "")
     many = f"{len(items)} items" if len(items) > 1 else "1 item"
     tokens, layers = max(item.tokens for item in items), max(item.layers for item in items)
     return (
         f"{first.phase} of {names}: {_ms(took_ns)} in {many} of up to {tokens:,} tokens and {layers} layers, "
-        f"on {units} units"
+        f"on {units}"
     )
 
 

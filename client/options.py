@@ -60,10 +60,13 @@ def die(message: str, code: int = FAILED) -> NoReturn:
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """What goes wrong between client and server ends the command with one block of text."""
-    from muxk.client.errors import ClientError
+    from muxk.client.errors import ClientError, PolicyRefused
 
     try:
         yield
+    except PolicyRefused as error:
+        typer.echo(error.report, err=True)  # each line begins with its place, for editors
+        die("the server did not take the policy, and the one in force goes on")
     except ClientError as error:
         die(str(error))
 
