@@ -20,7 +20,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check reference bench fuzz soak install clean
+.PHONY: help run test lint types check reference tutorial bench fuzz soak install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -58,6 +58,10 @@ check:
 # docs/policy-reference.md is made from the tables of the policy language; a test fails while it is out of date.
 reference: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.policies.reference docs/policy-reference.md
+
+# Runs every command of docs/tutorial.md and writes what it prints now into it.
+tutorial: $(VENV)/.stamp-cpu
+	$(BIN)/python tests/tutorial_blocks.py
 
 bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench

@@ -42,4 +42,4 @@ def test_commands_print_what_the_tutorial_says() -> None:
     with terminal() as shell:
         outputs = [(part, shell.output(part)) for part in found]
     wrong = [differences(part, got) for part, got in outputs if comparable(got) != comparable(part.output)]
-    assert not wrong, "\n".join([*wrong, "run `python tests/tutorial_blocks.py` and read what changed"])
+    assert not wrong, "\n".join([*wrong, "run `make tutorial` and read what changed"])
