@@ -155,8 +155,9 @@ form: {requests: 8, tokens: "max(512, head.prompt_tokens)"}
 ```""",
     "split": """\
 A split gives units to decode and to prefill. A phase that is left out gets none. Every answer becomes a
-split that the device offers: numbers are rounded up, and a disjoint answer on a device that can not be
-split means `{decode: all, prefill: all}`. That shares the whole device in time, decode first.
+split that the device offers: numbers are rounded up, where both phases have one that of decode counts, and
+a disjoint answer on a device that can not be split means `{decode: all, prefill: all}`. That shares the
+whole device in time, decode first.
 
 ```yaml
 split:
