@@ -248,7 +248,7 @@ class Arbiter(Actor):
             return
         self.state.counts["failed items"] += 1
         if flight.job is not None:
-            flight.job.in_flight -= 1
+            flight.job.item_ended(flight.layers)
             # The first reason is the cause; items that were queued behind it fail for want of its result.
             flight.job.failure = flight.job.failure or message.reason
             self._give_up(flight.job)
@@ -272,7 +272,7 @@ class Arbiter(Actor):
 
     def _prefill_item_ended(self, flight: Flight, job: PrefillJob, message: ItemDone) -> None:
         """Hand on the rows that ended, and the decode step of the same item with them."""
-        job.in_flight -= 1
+        job.item_ended(flight.layers)
         ended = job.launched and job.in_flight == 0
         step = None
         if flight.decode is not None:

@@ -134,6 +134,7 @@ class ArbiterState:
 
     def decode_view(self, now_ns: int) -> DecodeView:
         decode = self.decode
+        coming = [job for job in self.jobs.values() if job.hands_over]
         return DecodeView(
             batch=decode.rows if decode.active else 0,
             context_tokens=decode.context_tokens if decode.active else 0,
@@ -141,6 +142,8 @@ class ArbiterState:
             in_flight=bool(decode.in_flight),
             idle_ns=now_ns - decode.held_since_ns if decode.held else 0,
             tbt_slo_ns=decode.tbt_slo_ns if decode.active else None,
+            coming=sum(job.work.rows for job in coming),
+            coming_tokens=sum(job.context_tokens for job in coming),
         )
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:

@@ -190,7 +190,6 @@ class Dispatcher:
     def _launch_fused(self, job: PrefillJob, decision: Decision) -> None:
         decode = self._take_waiting()
         job.begin_chunk(self._chunk_tokens(job, decision))
-        job.in_flight += 1
         self._state.counts["fused steps"] += 1
         self._lanes.launch_fused(job, decode, self._context.now_ns())
 
@@ -243,7 +242,6 @@ class Dispatcher:
     def _launch_prefill(self, job: PrefillJob, decision: Decision) -> None:
         if job.between_chunks:
             job.begin_chunk(self._chunk_tokens(job, decision))
-        job.in_flight += 1
         units = self._splits.current.prefill_units
         layers = self._device.layers if decision.fuse else decision.layers
         self._lanes.launch_prefill(units, job, layers, self._context.now_ns())

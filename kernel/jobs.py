@@ -67,6 +67,7 @@ class PrefillJob:
     cancelled: bool = False
     failure: str | None = None
     in_flight: int = 0
+    layers_in_flight: int = 0
     total: Load = field(init=False)
     begun: Load = field(init=False)
     """Of `chunk`."""
@@ -89,6 +90,15 @@ class PrefillJob:
         return self.between_chunks and self.left.new_tokens == 0
 
     @property
+    def hands_over(self) -> bool:
+        """Its rows decode as soon as what is in flight has ended."""
+        return self.launched and self.in_flight > 0 and not self.cancelled and self.failure is None
+
+    @property
+    def context_tokens(self) -> int:
+        return self.total.new_tokens + sum(self.work.reused_tokens)
+
+    @property
     def parked_bytes(self) -> int:
         """Hidden state between its items; between chunks there is none."""
         return 0 if self.between_chunks else self.begun.new_tokens * self.bytes_per_token
@@ -105,10 +115,17 @@ class PrefillJob:
         self.next_layer = 0
 
     def take_layers(self, layers: int) -> range:
-        """The next layers of the chunk that was begun, at least one."""
+        """The next layers of the chunk that was begun, at least one, as an item to launch."""
         span = range(self.next_layer, min(self.layers, self.next_layer + max(1, layers)))
         self.next_layer = span.stop
+        self.in_flight += 1
+        self.layers_in_flight += len(span)
         return span
+
+    def item_ended(self, layers: int) -> None:
+        """So many layers, launched as one item, are in flight no more."""
+        self.in_flight -= 1
+        self.layers_in_flight -= layers
 
     def view(self) -> PrefillView:
         between = self.between_chunks
@@ -127,6 +144,9 @@ class PrefillJob:
             chunk_pairs=0 if between else self.begun.pairs,
             tokens_left=self.left.new_tokens,
             pairs_left=self.left.pairs,
+            layers_launched=self.layers_in_flight,
+            launched_tokens=self.begun.new_tokens if self.in_flight else 0,
+            launched_pairs=self.begun.pairs if self.in_flight else 0,
             class_rank=self.class_rank,
             parked_bytes=self.parked_bytes,
         )

@@ -24,6 +24,10 @@ class DecodeView(msgspec.Struct, frozen=True):
     """Time since the last decode step ended, or 0 with no batch: how long tokens have been held."""
     tbt_slo_ns: int | None = None
     """The tightest TBT SLO of its rows' classes; None with no batch."""
+    coming: int = 0
+    """Rows that join it when prefill items in flight end: nothing of their prompts is left to launch."""
+    coming_tokens: int = 0
+    """Their context."""
 
 
 class PrefillView(msgspec.Struct, frozen=True):
@@ -53,6 +57,11 @@ class PrefillView(msgspec.Struct, frozen=True):
     """New tokens of no chunk yet."""
     pairs_left: int = 0
     """Query-key pairs of those."""
+    layers_launched: int = 0
+    """Layers in flight, of the chunk that was begun last."""
+    launched_tokens: int = 0
+    """Tokens of that chunk; 0 with nothing in flight."""
+    launched_pairs: int = 0
     class_rank: int = 0
     """The best (lowest) rank of its requests' classes."""
     parked_bytes: int = 0

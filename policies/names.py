@@ -56,7 +56,7 @@ def _batch_names(root: str, presence: str, attribute: str) -> dict[str, Name]:
         "class_rank": plain("class_rank", _N, "the best (least) class.rank of its requests", 0),
         "bytes": plain("parked_bytes", _S, "hidden state that is kept on the device while it is parked", 0),
         "age": derived(lambda scope, batch: scope.view.now_ns - batch.arrival_ns, "now - arrival", 0),
-        "time_left": derived(_time_left, "estimated time of all that is left, on the prefill units", 0),
+        "time_left": derived(_time_left, "estimated time of all that has not ended, on the prefill units", 0),
         "slack": derived(_slack, "deadline - now - time_left"),
     }
     names = {f"{root}.{field}": name for field, name in fields.items()}
@@ -132,6 +132,7 @@ def _decode_names(prefix: str) -> dict[str, Name]:
         ("waiting", "waiting", _B, None, "a step is submitted and not launched"),
         ("in_flight", "in_flight", _B, None, "a step runs"),
         ("idle", "idle_ns", _D, 0, "time since the last step ended"),
+        ("coming", "coming", _N, 0, "rows that join when the prefill items in flight end"),
     )
     return _rows("decode", prefix + "decode.", rows)
 

@@ -55,18 +55,22 @@ class SortScope:
 def prefill_time_ns(scope: DecideScope, batch: PrefillView) -> float:
     """Estimated time of what a batch has left, on the prefill units in force (else on all), in ns.
 
-    The layers left of the chunk that was begun, and all layers of the tokens of no chunk yet, as one chunk.
+    The layers in flight as if none had run yet, the layers left of the chunk that was begun, and all layers
+    of the tokens of no chunk yet, as one chunk.
 
     Raises:
         RuleError: nothing was measured yet.
     """
     units = scope.split.prefill_units or scope.view.units_total
-    begun_ns = rest_ns = 0.0
+    flight_ns = begun_ns = rest_ns = 0.0
+    if batch.layers_launched:
+        layer_ns = _layer_ns(scope, units, batch.launched_tokens, batch.launched_pairs)
+        flight_ns = batch.layers_launched * layer_ns
     if batch.chunk_tokens:
         begun_ns = batch.layers_left * _layer_ns(scope, units, batch.chunk_tokens, batch.chunk_pairs)
     if batch.tokens_left:
         rest_ns = scope.view.layers * _layer_ns(scope, units, batch.tokens_left, batch.pairs_left)
-    return _time(begun_ns + rest_ns)
+    return _time(flight_ns + begun_ns + rest_ns)
 
 
 def _layer_ns(scope: DecideScope, units: int, tokens: int, pairs: int) -> float:
@@ -91,6 +95,8 @@ def _time(value: float) -> float:
 def estimate_decode(scope: DecideScope, units: float) -> float:
     """Guarded time of a decode step of the running batch on a number of units, in ns.
 
+    With nothing running it is that of the rows that are coming.
+
     Raises:
         RuleError: no units, or nothing was measured yet.
     """
@@ -102,7 +108,9 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
     view = scope.view
     if not view.estimates.decode:
         raise RuleError("no decode step was measured yet; ask estimate.known first")
-    step_ns = _time(view.estimates.decode_ns(whole, view.decode.batch, view.decode.context_tokens))
+    decode = view.decode
+    load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
+    step_ns = _time(view.estimates.decode_ns(whole, *load))
     scope.step_ns[whole] = step_ns
     return step_ns
 
