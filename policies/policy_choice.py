@@ -15,6 +15,8 @@ from muxk.policies.marks import MappingNode, Node, Scalar
 from muxk.policies.problems import Mark, PolicyError, Problem, Report, did_you_mean
 from muxk.policies.registry import installed_policies, open_policy
 
+FILES_MAX = 200
+"""Of a folder that may be meant where a path is wrong."""
 _SEPARATOR = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
@@ -139,10 +141,17 @@ class Policies:
         installed = [one.name for one in installed_policies()]
         if name in installed:
             return name, name, None
-        known = [document.name for document in self._documents] + installed
+        known = [*(document.name for document in self._documents), *installed, *self._files_beside()]
         hint = did_you_mean(name, known, f"policies with a name: {', '.join(installed)}")
         report.add(place, f"there is no policy '{name[:60]}'", hint)
         return None
+
+    def _files_beside(self) -> list[str]:
+        """Names of files that may be meant: those beside the test that are no tests themselves."""
+        if self._directory is None or not self._directory.is_dir():
+            return []
+        names = sorted(path.name for path in self._directory.glob("*.yaml"))
+        return [name for name in names if not name.endswith(".test.yaml")][:FILES_MAX]
 
     def _note(self, error: PolicyError, settings: Mapping[str, Scalar], place: Mark, report: Report) -> None:
         """Mistakes of the policy where they are; those of a setting where it is written."""

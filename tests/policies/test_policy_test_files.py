@@ -136,6 +136,10 @@ def test_a_policy_is_found_beside_the_test(tmp_path: Path) -> None:
     text = spec("policy: mine.yaml\nexpect: [finished == 3]") + LOAD
     assert only(text, tmp_path).choice.policy.name == "mine"
     assert complaints(text, tmp_path / "elsewhere")[0].startswith("5:11: there is no policy 'mine.yaml'")
+    misspelt = text.replace("mine.yaml", "mine.yml")
+    assert complaints(misspelt, tmp_path) == [
+        "5:11: there is no policy 'mine.yml' [did you mean 'mine.yaml'?]"
+    ]
 
 
 def test_mistakes_of_a_policy_beside_the_test_are_told_in_its_file(tmp_path: Path) -> None:
