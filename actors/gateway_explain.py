@@ -34,6 +34,8 @@ REQUESTS_MAX = 1000
 ANSWER_BYTES_MAX = 192 * 1024
 """Of the decisions in one answer: a client that is slow to read must not count as one that does not."""
 REPORTING_ACTORS = 5
+ABOUT_REQUESTS = ("requests", "request")
+"""Questions that the actors are asked; the others are answered from the journal alone."""
 OF_ONE_REQUEST = ("classify", "admit", "retain")
 """Questions that hold nothing of other requests."""
 NOT_FOR_CLIENTS = "shows the requests of other clients: ask on the server's admin socket"
@@ -66,7 +68,7 @@ class GatewayExplain:
 
     def ask(self, peer: bytes, command: wire.Explain) -> None:
         """Answer now, or once the actors have told where requests are."""
-        asks_of_requests = command.about in ("requests", "request")
+        asks_of_requests = command.about in ABOUT_REQUESTS
         error = ""
         if len(self._questions) >= EXPLAINS_MAX:
             error = f"{EXPLAINS_MAX} such questions wait already"
@@ -116,7 +118,7 @@ class GatewayExplain:
     def actors_were_rebuilt(self) -> None:
         """Answers that were not given yet are lost."""
         for ticket, question in list(self._questions.items()):
-            if question.reported < REPORTING_ACTORS and question.choices:
+            if question.command.about in ABOUT_REQUESTS and question.reported < REPORTING_ACTORS:
                 error = "the server was restarted inside meanwhile; ask again"
                 self._answer(ticket, wire.Explained(question.command.ticket, error))
 

@@ -129,6 +129,7 @@ class GatewayPolicy:
         state.last_refused = None
         if message.sha == before.sha:
             return
+        self._book.put_in_force(message.sha)
         state.policy = PolicyInForce(
             name=message.name,
             sha=message.sha,

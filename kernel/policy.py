@@ -98,13 +98,15 @@ class PolicyText:
 class PolicyBook:
     """Compiled policies by sha: messages carry the sha, actors look the policy up.
 
-    It keeps the first one, which a rebuilt engine starts with, and the latest BOOK_POLICIES. With it come the
-    journal of what all of them decided, and the tally of the shadow policy, if there is one.
+    It keeps the first one, which a rebuilt engine starts with, the one in force, which it is told then, and the
+    latest BOOK_POLICIES. With it come the journal of what all of them decided, and the tally of the shadow
+    policy, if there is one.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._policies: dict[str, Policy] = {}
         self._texts: dict[str, PolicyText] = {}
+        self._in_force: str | None = None
         self.journal = journal if journal is not None else Journal()
         self.shadow: ShadowTally | None = None
         """Whom every actor asks too from its next decision on; set by the gateway, and nobody acts on it."""
@@ -128,10 +130,15 @@ class PolicyBook:
             self._policies.pop(policy.sha, None)
         self._policies.setdefault(policy.sha, policy)
         if len(self._policies) > BOOK_POLICIES + 1:
-            oldest = list(self._policies)[1]
+            oldest = next(sha for sha in self._policies if sha not in (first, self._in_force))
             del self._policies[oldest]
             self._texts.pop(oldest, None)
         return policy.sha
+
+    def put_in_force(self, sha: str) -> None:
+        """Keep this policy, however many are added, until another one is put in force."""
+        assert sha in self._policies, sha
+        self._in_force = sha
 
     def __getitem__(self, sha: str) -> Policy:
         return self._policies[sha]
