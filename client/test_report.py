@@ -162,7 +162,7 @@ class TextReport:
     def _rules(self, uses: Sequence[RuleUse]) -> None:
         self._line("\n" + rule("rules", self._width, "-"))
         if not uses:
-            self._line("no policy here has rules of its own: all are taken over from the policies they extend")
+            self._line("no policy here has rules of its own: all are taken over from what it extends")
             return
         width = max([6, *(len(use.policy) for use in uses)])
         self._line(f"{'policy':<{width}}  rules  fired  never fired")
