@@ -8,6 +8,7 @@ Invariant: a request is in `waiting`, or in `reserving`, or not here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ from muxk.actors.request_views import (
     candidate_view,
     class_of,
     classified,
+    is_overdue,
+    overdue_at_ns,
     prefill_tokens,
     request_view,
     up_to_date,
@@ -54,7 +57,7 @@ from muxk.kernel.policy import PolicyBook
 from muxk.kernel.view import AdmitView, DecodeView, FormView
 
 OVERDUE_EVERY_NS = 1_000_000
-"""The queue is looked through for overdue requests at most so often."""
+"""The queue is looked through because of overdue requests at most so often."""
 
 
 class Admission(Actor):
@@ -160,9 +163,9 @@ class Admission(Actor):
         state = self.state
         state.waiting.add(request)
         state.service.wants(class_of(request))
-        self._watch(request)
         if not state.head_left and (state.head is None or self._goes_first(request, state.head)):
             self._set_head(request)
+        self._watch((request,))
         self._tell_queue()
 
     def _goes_first(self, newcomer: Request, head: Request) -> bool:
@@ -179,6 +182,7 @@ class Admission(Actor):
         ordered = self._ordered()
         self.state.head_left = False
         self._set_head(ordered[0] if ordered else None)
+        self._watch(self.state.waiting)
 
     def _set_head(self, head: Request | None) -> None:
         """Pages that the last head was denied say nothing about another one."""
@@ -201,24 +205,26 @@ class Admission(Actor):
 
     # --- requests that waited for too long ---
 
-    def _watch(self, request: Request) -> None:
-        """Look for the head again when a request becomes overdue: time alone moves it forward."""
-        max_wait_ns = class_of(request).max_wait_ns
-        if max_wait_ns is None or request.arrival_ns + max_wait_ns <= self.now_ns():
-            return  # an overdue one is in its place from the start
-        state, due_ns = self.state, request.arrival_ns + max_wait_ns
+    def _watch(self, requests: Iterable[Request]) -> None:
+        """Look for the head again when the next of these becomes overdue: time alone moves it forward.
+
+        Not while the head is overdue itself, for it goes before all that become so later: a long queue of
+        which one is due every millisecond would be sorted as often.
+        """
+        state, now_ns = self.state, self.now_ns()
+        if state.head is not None and is_overdue(state.head, now_ns):
+            return
+        due_ns = [due for due in map(overdue_at_ns, requests) if due is not None and due > now_ns]
+        if not due_ns or (state.overdue_timer is not None and state.overdue_ns <= min(due_ns)):
+            return
         if state.overdue_timer is not None:
-            if state.overdue_ns <= due_ns:
-                return
             self.cancel(state.overdue_timer)
-        wait_ns = max(due_ns - self.now_ns(), OVERDUE_EVERY_NS)
-        state.overdue_ns = self.now_ns() + wait_ns
+        wait_ns = max(min(due_ns) - now_ns, OVERDUE_EVERY_NS)
+        state.overdue_ns = now_ns + wait_ns
         state.overdue_timer = self.send_after(wait_ns, self._refs.admission, LookForOverdue())
 
     def on_look_for_overdue(self, message: LookForOverdue) -> None:
         self.state.overdue_timer = None
-        for request in self.state.waiting:
-            self._watch(request)
         self._find_head()
         self._tell_queue()
 
@@ -319,8 +325,6 @@ class Admission(Actor):
         state.reserving = {key: classified(held, state.decider) for key, held in state.reserving.items()}
         wanting = [class_of(request) for request in (*state.waiting, *state.reserving.values())]
         state.service.restart(state.decider.policy.classes, wanting)
-        for request in state.waiting:
-            self._watch(request)
         self._find_head()
         self._tell_queue()
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from muxk.actors.admission_state import AdmissionState
 from muxk.actors.messages import Request
-from muxk.actors.request_views import class_of, request_view
+from muxk.actors.request_views import class_of, is_overdue, request_view
 from muxk.kernel.decider import NO_SERVICE
 from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.view import RequestView
@@ -47,7 +47,7 @@ def _why(
     ahead = f"{place} of {len(state.waiting)} waiting requests go first"
     if state.short_of_pages:
         ahead += "; the first of them waits for pages"
-    if chosen.max_wait_ns is not None and now_ns - request.arrival_ns >= chosen.max_wait_ns:
+    if is_overdue(request, now_ns):
         return Reason.QUEUED, f"it waited longer than the max_wait of class {chosen.name}; {ahead}"
     if request.recomputes:
         return Reason.EVICTED, f"its pages went to others, it is to be computed again; {ahead}"

@@ -56,6 +56,18 @@ def class_of(request: Request) -> RequestClass:
     return request.in_class
 
 
+def overdue_at_ns(request: Request) -> int | None:
+    """When it has waited for as long as its class allows; None: never."""
+    max_wait_ns = class_of(request).max_wait_ns
+    return None if max_wait_ns is None else request.arrival_ns + max_wait_ns
+
+
+def is_overdue(request: Request, now_ns: int) -> bool:
+    """Whether it waited for longer than its class allows."""
+    due_ns = overdue_at_ns(request)
+    return due_ns is not None and due_ns <= now_ns
+
+
 def candidate_view(request: Request, layers: int) -> PrefillView:
     """The batch that a request would start by itself."""
     tokens = prefill_tokens(request)

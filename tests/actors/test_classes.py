@@ -194,7 +194,7 @@ def test_two_tenants_that_compete_get_prefill_tokens_by_their_shares(tmp_path: P
     for at_ns, name, tokens in found:
         if at_ns >= S + 100 * MS:
             got[name] += tokens
-    assert sum(got.values()) > 10_000
+    assert sum(got.values()) > 8_000
     assert 3 * 0.95 < got["a"] / got["b"] < 3 * 1.05, got
 
 

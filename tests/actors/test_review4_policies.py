@@ -8,8 +8,10 @@ from muxk.actors import protocol as wire
 from muxk.actors.gateway_explain import EXPLAINS_MAX
 from muxk.actors.messages import PagesReserved
 from muxk.kernel.actor import Ref
+from muxk.kernel.devices.sim import SimCosts
 from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.policy import BOOK_POLICIES
+from muxk.policies.engine import compile_policy
 from virtual_server import MS, S, VirtualServer, expected_tokens
 
 OPERATOR = ADMIN_PREFIX + b"operator"
@@ -53,3 +55,31 @@ def test_a_question_about_all_requests_is_answered_though_an_actor_crashes_meanw
     server.run_until(4 * S)
     assert sorted(explained(server)) == [*range(1, EXPLAINS_MAX + 1), 100]
     assert server.events[-1][2].error == ""
+
+
+WAITS = """
+apiVersion: muxk/v1beta1
+kind: SchedulingPolicy
+metadata: {name: waits}
+spec:
+  extends: muxwise
+  classes: [{name: all, max_wait: 1s}]
+"""
+
+
+def test_a_long_queue_is_not_sorted_again_for_each_request_that_becomes_overdue() -> None:
+    """All wait for one that holds the lane; its successor is overdue first, and so goes first."""
+    slow = SimCosts(prefill_token_ns=100 * MS)
+    server = VirtualServer(compile_policy(WAITS, "waits.yaml", {}), costs=slow, calibrate=False)
+    for number in range(200):
+        server.submit(1 * S + 5 * number * MS, f"r{number}", max_tokens=1, **FIELDS)
+    server.run_until(2 * S)
+    sorted_before = sum_of_orders(server)
+    server.run_until(3 * S + 500 * MS)
+    assert server.describe("admission")["waiting"] == 199
+    assert sum_of_orders(server) - sorted_before < 5
+
+
+def sum_of_orders(server: VirtualServer) -> int:
+    rules = server.describe("admission")["rules"]
+    return sum(count for rule, count in rules.items() if rule.startswith("order/"))
