@@ -98,9 +98,9 @@ class PolicyText:
 class PolicyBook:
     """Compiled policies by sha: messages carry the sha, actors look the policy up.
 
-    It keeps the first one, which a rebuilt engine starts with, the one in force, which it is told then, and the
-    latest BOOK_POLICIES. With it come the journal of what all of them decided, and the tally of the shadow
-    policy, if there is one.
+    It keeps the first one, which a rebuilt engine starts with, the one in force, which it is told then, and
+    the latest BOOK_POLICIES. With it come the journal of what all of them decided, and the tally of the
+    shadow policy, if there is one.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
