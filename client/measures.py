@@ -1,0 +1,259 @@
+"""What a stream of served requests amounts to. Definitions:
+
+- TTFT: from arrival to the first token. E2E: from arrival to the last one, of requests that completed.
+- TBT: the gap between two successive tokens, pooled over all requests; TTFT is no gap. This is what is
+  judged.
+- TPOT: (last - first token) / (tokens - 1) of a request with two tokens or more. Hides stalls; reported, and
+  part of the joint objective as DistServe defines it.
+- A stall is a gap of more than `stall_factor` times the TBT SLO.
+- *Strict*: at most 1 % of all gaps are over the TBT SLO (their P99 meets it; counted exactly), and the queue
+  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens had no first token at the last
+  arrival.
+- *Joint*: at least 90 % of all requests complete with TTFT and TPOT in their SLOs.
+
+Memory does not grow with the number of requests or gaps. What one-directional streams can not know, when the
+last arrival was, costs a heap of those requests whose first token came after the last arrival seen so far.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from muxk.client.arrivals import positive
+from muxk.client.histogram import Histogram
+
+MS = 1_000_000
+FLUSH_TOKENS = 1 << 16
+"""Tokens that are kept before their gaps are counted."""
+
+
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """One request, when it ended or when the run did. Times in ns."""
+
+    arrival_ns: int
+    prompt_tokens: int
+    token_ns: Sequence[int]
+    """When each token came, ascending; what there was of them."""
+    completed: bool = True
+    """It ended well; no for one that failed, or goes on when the run ends."""
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a system has to meet. Shares in [0, 1]."""
+
+    tbt_ms: float = 50.0
+    ttft_ms: float = 1000.0
+    ttft_ms_per_prompt_token: float = 1.0
+    tpot_ms: float | None = None
+    """None: as `tbt_ms`."""
+    gaps_over_max: float = 0.01
+    waiting_max: float = 0.05
+    joint_share: float = 0.9
+    stall_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        positive("TBT SLO", self.tbt_ms, "ms")
+        positive("TTFT SLO", self.ttft_ms, "ms")
+        if self.tpot_ms is not None:
+            positive("TPOT SLO", self.tpot_ms, "ms")
+
+    @property
+    def tbt_ns(self) -> int:
+        return round(self.tbt_ms * MS)
+
+    @property
+    def tpot_ns(self) -> int:
+        return self.tbt_ns if self.tpot_ms is None else round(self.tpot_ms * MS)
+
+    def ttft_ns(self, prompt_tokens: int) -> int:
+        """The TTFT SLO of a prompt."""
+        return round((self.ttft_ms + self.ttft_ms_per_prompt_token * prompt_tokens) * MS)
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """Whether a run met its objectives, and by how much."""
+
+    strict: bool
+    joint: bool
+    gaps_over_share: float
+    """Of all gaps: those over the TBT SLO."""
+    waiting_share: float
+    """Of all requests: those without a first token at the last arrival."""
+    waiting_tokens_share: float
+    """The same, by prompt tokens."""
+    stable: bool
+    good_share: float
+    """Of all requests: those that met TTFT and TPOT."""
+
+
+class Measures:
+    """Takes requests in any order: `add`. Then `judge()` and `figures()`, at any time."""
+
+    def __init__(self, objectives: Objectives = Objectives()) -> None:
+        self.objectives = objectives
+        self.ttft, self.tbt, self.tpot, self.end_to_end = (Histogram() for _ in range(4))
+        self.max_gaps = Histogram()
+        """Of each request: its largest gap."""
+        self.requests = self.completed = self.good = self.stalls = 0
+        self.gaps_over = 0
+        self.prompt_tokens = self.output_tokens = self.completed_prompt_tokens = 0
+        self._first_arrival_ns: int | None = None
+        self._last_arrival_ns = 0
+        self._last_event_ns = 0
+        self._prefilled_later: list[tuple[int, int]] = []
+        """Heap of (first token, prompt tokens), of first tokens after the last arrival."""
+        self._never = 0
+        """Requests that have no token at all."""
+        self._never_tokens = 0
+        self._waiting_flush: list[Served] = []
+        self._waiting_tokens = 0
+
+    def add(self, served: Served) -> None:
+        """Count one request, once. Raises ValueError for token times that descend or precede the arrival."""
+        _check(served)
+        self.requests += 1
+        self.prompt_tokens += served.prompt_tokens
+        self.output_tokens += len(served.token_ns)
+        self._note_queue(served)
+        self._waiting_flush.append(served)
+        self._waiting_tokens += 1 + len(served.token_ns)
+        if self._waiting_tokens >= FLUSH_TOKENS:
+            self._flush()
+
+    def _note_queue(self, served: Served) -> None:
+        arrival_ns = served.arrival_ns
+        if self._first_arrival_ns is None or arrival_ns < self._first_arrival_ns:
+            self._first_arrival_ns = arrival_ns
+        self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
+        self._last_event_ns = max(self._last_event_ns, served.token_ns[-1] if served.token_ns else arrival_ns)
+        if not served.token_ns:
+            self._never += 1
+            self._never_tokens += served.prompt_tokens
+        elif served.token_ns[0] > self._last_arrival_ns:
+            heapq.heappush(self._prefilled_later, (served.token_ns[0], served.prompt_tokens))
+        while self._prefilled_later and self._prefilled_later[0][0] <= self._last_arrival_ns:
+            heapq.heappop(self._prefilled_later)
+
+    def _flush(self) -> None:
+        batch = [served for served in self._waiting_flush if served.token_ns]
+        self._waiting_flush = []
+        self._waiting_tokens = 0
+        if not batch:
+            return
+        lengths = np.array([len(served.token_ns) for served in batch], np.int64)
+        times = np.fromiter(
+            chain.from_iterable(served.token_ns for served in batch), np.int64, int(lengths.sum())
+        )
+        lasts = np.cumsum(lengths) - 1
+        firsts = lasts - lengths + 1
+        arrivals = np.array([served.arrival_ns for served in batch], np.int64)
+        completed = np.array([served.completed for served in batch], np.bool_)
+        ttft = times[firsts] - arrivals
+        self.ttft.add(ttft)
+        self.end_to_end.add((times[lasts] - arrivals)[completed])
+        self._count_gaps(times, firsts, lengths)
+        several = lengths > 1
+        tpot = np.zeros(len(batch), np.int64)
+        tpot[several] = (times[lasts] - times[firsts])[several] // (lengths[several] - 1)
+        self.tpot.add(tpot[several & completed])
+        prompts = [served.prompt_tokens for served in batch]
+        allowed = np.array([self.objectives.ttft_ns(tokens) for tokens in prompts], np.int64)
+        self.completed += int(completed.sum())
+        self.completed_prompt_tokens += int(np.array(prompts, np.int64)[completed].sum())
+        self.good += int((completed & (ttft <= allowed) & (tpot <= self.objectives.tpot_ns)).sum())
+
+    def _count_gaps(
+        self, times: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        gaps = np.diff(times, prepend=times[0])
+        within = np.ones(len(times), np.bool_)
+        within[firsts] = False
+        gaps[firsts] = 0
+        pooled = gaps[within]
+        self.tbt.add(pooled)
+        self.gaps_over += int((pooled > self.objectives.tbt_ns).sum())
+        self.stalls += int((pooled > self.objectives.stall_factor * self.objectives.tbt_ns).sum())
+        self.max_gaps.add(np.maximum.reduceat(gaps, firsts)[lengths > 1])
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(requests, their prompt tokens) that had no first token at the last arrival."""
+        later = self._prefilled_later
+        return self._never + len(later), self._never_tokens + sum(tokens for _, tokens in later)
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last event."""
+        return (self._last_event_ns - (self._first_arrival_ns or 0)) / 1e9
+
+    def judge(self) -> Judgement:
+        """A run without requests meets nothing."""
+        self._flush()
+        limits = self.objectives
+        waiting, waiting_tokens = self.waiting
+        over = self.gaps_over / self.tbt.count if self.tbt.count else 0.0
+        waiting_share = waiting / self.requests if self.requests else 0.0
+        tokens_share = waiting_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        stable = max(waiting_share, tokens_share) <= limits.waiting_max
+        good = self.good / self.requests if self.requests else 0.0
+        return Judgement(
+            strict=self.requests > 0 and stable and over <= limits.gaps_over_max,
+            joint=self.requests > 0 and good >= limits.joint_share,
+            gaps_over_share=over,
+            waiting_share=waiting_share,
+            waiting_tokens_share=tokens_share,
+            stable=stable,
+            good_share=good,
+        )
+
+    def figures(self) -> dict[str, float]:
+        """With the keys of `vllm bench serve`; `request_goodput` counts requests that met TTFT and TPOT."""
+        self._flush()
+        seconds = self.seconds or 1.0
+        return {
+            "duration": self.seconds,
+            "completed": self.completed,
+            "failed": self.requests - self.completed,
+            "total_input_tokens": self.completed_prompt_tokens,
+            "total_output_tokens": self.output_tokens,
+            "request_throughput": self.completed / seconds,
+            "request_goodput": self.good / seconds,
+            "output_throughput": self.output_tokens / seconds,
+            "total_token_throughput": (self.completed_prompt_tokens + self.output_tokens) / seconds,
+            **_times("ttft", self.ttft),
+            **_times("tpot", self.tpot),
+            **_times("itl", self.tbt),
+            **_times("e2el", self.end_to_end),
+            **_times("max_gap", self.max_gaps),
+            "stalls": self.stalls,
+        }
+
+
+def _times(name: str, times: Histogram) -> dict[str, float]:
+    return {
+        f"mean_{name}_ms": times.mean / MS,
+        f"median_{name}_ms": times.quantile(0.5) / MS,
+        f"std_{name}_ms": times.deviation / MS,
+        f"p90_{name}_ms": times.quantile(0.9) / MS,
+        f"p99_{name}_ms": times.quantile(0.99) / MS,
+        f"max_{name}_ms": times.largest / MS,
+    }
+
+
+def _check(served: Served) -> None:
+    before = served.arrival_ns
+    for at_ns in served.token_ns:
+        if at_ns < before:
+            raise ValueError(
+                f"a token at {at_ns} ns, after one (or the arrival) at {before} ns: times must ascend"
+            )
+        before = at_ns
+    if served.prompt_tokens < 1:
+        raise ValueError(f"a prompt of {served.prompt_tokens} tokens; it must have 1 or more")
