@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from muxk.kernel.actor import Message
+from muxk.kernel.actor import Message, Timer
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.devices.sim import SimDevice
 from muxk.kernel.policy import Policy
@@ -131,10 +131,13 @@ class _WatchedPort:
     def post(self, message: Message) -> None:
         self._port.post(message)
 
-    def post_after(self, delay_ns: int, message: Message) -> None:
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
         if isinstance(message, ItemDone):
             self._ended(message)
-        self._port.post_after(delay_ns, message)
+        return self._port.post_after(delay_ns, message)
+
+    def cancel(self, timer: Timer) -> None:
+        self._port.cancel(timer)
 
 
 class WatchedPolicy:

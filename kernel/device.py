@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from muxk.kernel.actor import Message
+from muxk.kernel.actor import Message, Timer
 from muxk.kernel.work import (
     DecodeWork,
     Item,
@@ -58,8 +58,11 @@ class DevicePort(Protocol):
 
     def post(self, message: Message) -> None: ...
 
-    def post_after(self, delay_ns: int, message: Message) -> None:
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
         """Only from the thread that called `launch`."""
+
+    def cancel(self, timer: Timer) -> None:
+        """Take back what `post_after` would deliver; ignored when it was delivered. Same thread as there."""
 
 
 class Device(Protocol):

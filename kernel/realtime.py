@@ -301,8 +301,8 @@ class RealtimeRuntime:
     def post(self, name: str, message: Message) -> None:
         self._post(self._inbox(name), message)
 
-    def post_after(self, name: str, delay_ns: int, message: Message) -> None:
-        self.send_after(self._inbox(name), delay_ns, Ref(name), message)
+    def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
+        return self.send_after(self._inbox(name), delay_ns, Ref(name), message)
 
     def _inbox(self, name: str) -> Inbox:
         inbox = self._inboxes.get(name)

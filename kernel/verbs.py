@@ -28,7 +28,7 @@ class Verbs(Protocol[Owner_contra]):
 
     def post(self, name: str, message: Message) -> None: ...
 
-    def post_after(self, name: str, delay_ns: int, message: Message) -> None: ...
+    def post_after(self, name: str, delay_ns: int, message: Message) -> Timer: ...
 
 
 class ActorContext(Generic[Owner]):
@@ -71,5 +71,8 @@ class Port:
     def post(self, message: Message) -> None:
         self._runtime.post(self._name, message)
 
-    def post_after(self, delay_ns: int, message: Message) -> None:
-        self._runtime.post_after(self._name, delay_ns, message)
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
+        return self._runtime.post_after(self._name, delay_ns, message)
+
+    def cancel(self, timer: Timer) -> None:
+        self._runtime.cancel(timer)

@@ -287,8 +287,8 @@ class VirtualRuntime:
     def post(self, name: str, message: Message) -> None:
         self._send("device", Ref(name), message)
 
-    def post_after(self, name: str, delay_ns: int, message: Message) -> None:
-        self.send_after(self._inbox(name), delay_ns, Ref(name), message)
+    def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
+        return self.send_after(self._inbox(name), delay_ns, Ref(name), message)
 
     def _inbox(self, name: str) -> _Inbox:
         inbox = self._inboxes.get(name)

@@ -6,17 +6,20 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import muxk.kernel.devices
 import pytest
-from muxk.kernel.actor import Message
+from muxk.kernel.actor import Message, Timer
+from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.devices import cpu
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
+from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import (
     DecodeWork,
     Item,
@@ -79,11 +82,12 @@ class SlowRunner:
 
 
 class Port:
-    """Delivers at once what a device posts; virtual time moves when the simulated device asks for it."""
+    """Delivers what a device posts at once, in the order in which it would be due."""
 
     def __init__(self) -> None:
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._later_ns = 0
+        self._later: dict[int, tuple[int, Message]] = {}
+        self._timers = itertools.count()
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -91,13 +95,43 @@ class Port:
     def post(self, message: Message) -> None:
         self.messages.put(message)
 
-    def post_after(self, delay_ns: int, message: Message) -> None:
-        self.messages.put(message)
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
+        timer = Timer(next(self._timers))
+        self._later[timer.timer_id] = (self.now_ns() + delay_ns, message)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        self._later.pop(timer.timer_id, None)
+
+    def take(self) -> Message:
+        """The next message; time does not pass for what is only posted for later."""
+        if not self._later:
+            return self.messages.get(timeout=10)
+        timer_id = min(self._later, key=lambda timer_id: (self._later[timer_id][0], timer_id))
+        return self._later.pop(timer_id)[1]
+
+
+class FixedCost:
+    """Every layer takes 1 ms and moves half of what the memory can."""
+
+    units = 2
+    layers = LAYERS
+
+    def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
+        return [PhaseCost(1e6 * load.layers, 5e5 * load.layers)]
+
+
+def simulated_gpu() -> SimGpu:
+    sharing = Sharing(bandwidth=1.0, interference=0.1, slowdown_max=0.3)
+    host = HostTimes(decode_launch_ns=1000, prefill_layer_launch_ns=1000, wakeup_ns=1000, switch_ns=1000)
+    options = SimGpuOptions("sim:gpu", 64, sharing, host, granularity=1, noise=0.04)
+    return SimGpu(FixedCost(), options)
 
 
 FACTORIES: dict[str, Callable[[], Device]] = {
     "cpu": lambda: CpuDevice(SlowRunner(), cores=[0, 0]),
     "sim": lambda: SimDevice(units=2, layers=LAYERS, pages=64),
+    "sim_gpu": simulated_gpu,
 }
 GREEDY = SamplingColumns(b"\0\0\0\0", b"\0\0\x80\x3f", b"\0\0\0\0", bytes(8), b"\0\0\0\0", True)
 
@@ -123,7 +157,7 @@ def opened(request: Any) -> Iterator[tuple[Device, Port]]:
 
 
 def collect(port: Port, count: int) -> list[Message]:
-    return [port.messages.get(timeout=10) for _ in range(count)]
+    return [port.take() for _ in range(count)]
 
 
 def test_every_device_in_the_folder_is_held_to_this() -> None:

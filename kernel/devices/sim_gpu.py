@@ -1,0 +1,302 @@
+"""A simulated GPU: a cost model's times on lanes of SMs that share the memory bandwidth, in the runtime's
+time.
+
+A launched item waits in its lane's queue, which can not be recalled, until the host has launched it and the
+items that it comes after have ended. While it runs it passes through phases (its GEMMs, its attention, …),
+each with the time it takes alone and the bytes it moves; lanes share the bandwidth (`kernel/timeline.py`).
+A launch is the only thing that can change what was foreseen: then completions that moved are taken back and
+posted anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+from muxk.kernel.actor import Timer
+from muxk.kernel.bandwidth import Sharing
+from muxk.kernel.device import DevicePort, ItemDone, Lane
+from muxk.kernel.timeline import Job, PhaseCost, Timeline
+from muxk.kernel.token_pool import TokenPool
+from muxk.kernel.work import (
+    DecodeWork,
+    Item,
+    Phase,
+    ProbeWork,
+    Split,
+    StepOutput,
+    attention_pairs,
+    chunk_rows,
+)
+
+WORD = (1 << 64) - 1
+
+
+class ItemLoad(NamedTuple):
+    """What an item computes, in sums over its rows."""
+
+    layers: int
+    decode_rows: int
+    decode_context: int
+    """Tokens of context of the decode rows."""
+    chunk_rows: int
+    chunk_tokens: int
+    """New tokens of a prefill chunk."""
+    chunk_pairs: int
+    """Query-key pairs a head."""
+    chunk_context: int
+    """New and earlier tokens of the chunk's rows."""
+    embedded: int
+    """Tokens that enter the first layer."""
+    sampled: int
+    """Rows that leave the last layer through the head."""
+
+
+class CostModel(Protocol):
+    """Times of a model on a GPU, or on one of the GPUs that it is spread over."""
+
+    @property
+    def units(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
+        """What an item goes through on so many units when it runs alone; no phase takes 0 ns."""
+
+
+class HostTimes(msgspec.Struct, frozen=True):
+    """Of the one thread that launches."""
+
+    decode_launch_ns: int
+    prefill_layer_launch_ns: int
+    wakeup_ns: int
+    """From the end of an item to the host knowing it."""
+    switch_ns: int
+    """On top of the wait for an item on another lane."""
+
+
+class SimGpuOptions(msgspec.Struct, frozen=True):
+    """What a simulated GPU is beside its cost model."""
+
+    name: str
+    pages: int
+    sharing: Sharing
+    host: HostTimes
+    granularity: int = 16
+    """Units of a prefill lane come in steps of this; decode gets the rest."""
+    noise: float = 0.0
+    """Sigma of an item's log-normal factor on its time alone."""
+    seed: int = 0
+    chunk_tokens_max: int = 1 << 20
+    parked_bytes_per_token: int = 8192
+    end_every: int | None = None
+    """One sampled token in so many ends its sequence; None: outputs run to their limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLane:
+    """A queue on a fixed set of SMs."""
+
+    name: str
+    units: range
+    number: int
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A completion that was foreseen."""
+
+    started_ns: int
+    ended_ns: int
+    timer: Timer
+
+
+class SimGpu:
+    """Implements `kernel.device.Device` in the runtime's own time."""
+
+    def __init__(self, cost: CostModel, options: SimGpuOptions) -> None:
+        self.name = options.name
+        self.units = cost.units
+        self.layers = cost.layers
+        self.pages = options.pages
+        self.chunk_tokens_max = options.chunk_tokens_max
+        self.parked_bytes_per_token = options.parked_bytes_per_token
+        self.decode_ahead = 1
+        self._cost = cost
+        self._options = options
+        self._pool = TokenPool(options.pages, options.end_every)
+        self._timeline = Timeline(options.sharing, options.host.switch_ns)
+        self._lanes: dict[tuple[Phase, int], GpuLane] = {}
+        self._outputs: dict[int, tuple[StepOutput, StepOutput | None]] = {}
+        self._posted: dict[int, _Posted] = {}
+        self._host_free_ns = 0
+        self._port: DevicePort | None = None
+
+    def splits(self) -> tuple[Split, ...]:
+        """Prefill in steps of the granularity, decode on the rest if that is half a step or more."""
+        step = self._options.granularity
+        least = max(1, step // 2)
+        prefill = range(step * ((self.units - least) // step), 0, -step)
+        return tuple(Split(self.units - units, units) for units in prefill)
+
+    def start(self, port: DevicePort) -> None:
+        self._port = port
+
+    def lane(self, phase: Phase, units: int) -> GpuLane:
+        if units == self.units:
+            phase = Phase.DECODE
+        if (phase, units) not in self._lanes:
+            self._lanes[phase, units] = self._make_lane(phase, units)
+        return self._lanes[phase, units]
+
+    def _make_lane(self, phase: Phase, units: int) -> GpuLane:
+        number = len(self._lanes)
+        if units == self.units:
+            return GpuLane("whole", range(units), number)
+        if phase is Phase.DECODE:
+            return GpuLane(f"decode@{units}", range(units), number)
+        return GpuLane(f"prefill@{units}", range(self.units - units, self.units), number)
+
+    def launch(self, lane: Lane, item: Item, after: Sequence[int]) -> None:
+        assert isinstance(lane, GpuLane)
+        assert self._port is not None, "start the device before launching"
+        now_ns = self._port.now_ns()
+        for ended in self._timeline.advance(now_ns):
+            self._settle(ended, now_ns)
+        load = load_of(item, self.layers)
+        factor = math.exp(self._options.noise * normal(self._options.seed, item.item_id))
+        phases = [PhaseCost(ns * factor, moved) for ns, moved in self._cost.phases(load, len(lane.units))]
+        ready_ns, launched_ns = self._host_launch(load, now_ns)
+        decode = None if item.decode is None else self._pool.decode(item.decode)
+        self._outputs[item.item_id] = (self._run(item), decode)
+        self._timeline.add(lane.number, Job(item.item_id, phases, ready_ns, launched_ns, after))
+        for foreseen in self._timeline.copy().run_out():
+            self._post(foreseen, now_ns)
+
+    def discard(self, batch_id: int) -> None:
+        """Nothing is parked here."""
+
+    def reset(self) -> None:
+        """Take back all completions: what was in flight is forgotten."""
+        if self._port is not None:
+            for posted in self._posted.values():
+                self._port.cancel(posted.timer)
+        self._posted.clear()
+        self._outputs.clear()
+        self._timeline.clear()
+        self._pool.forget_steps()
+
+    def close(self) -> None:
+        self._lanes.clear()
+
+    def _host_launch(self, load: ItemLoad, now_ns: int) -> tuple[int, int]:
+        """When its first kernel may start, and when the host has launched all of it.
+
+        A decode step is one graph. Prefill layers are launched one by one, and the first runs meanwhile.
+        """
+        host = self._options.host
+        begins_ns = max(now_ns, self._host_free_ns)
+        if load.chunk_tokens:
+            ready_ns = begins_ns + host.prefill_layer_launch_ns
+            self._host_free_ns = begins_ns + host.prefill_layer_launch_ns * load.layers
+        else:
+            ready_ns = self._host_free_ns = begins_ns + host.decode_launch_ns
+        return ready_ns, self._host_free_ns
+
+    def _run(self, item: Item) -> StepOutput:
+        """Outputs are computed at the launch: no later one can change the pages that an item reads."""
+        work = item.work
+        if isinstance(work, DecodeWork):
+            return self._pool.decode(work)
+        if isinstance(work, ProbeWork) or not item.is_last:
+            return StepOutput()
+        return self._pool.prefill(work, range(item.first_token, item.last_token))
+
+    def _post(self, job: Job, now_ns: int) -> None:
+        """Foresee a completion; one that was foreseen at another time is taken back."""
+        assert self._port is not None
+        assert job.started_ns is not None
+        assert job.ended_ns is not None
+        posted = self._posted.get(job.job_id)
+        if posted is not None:
+            if posted.started_ns == job.started_ns and posted.ended_ns == job.ended_ns:
+                return
+            self._port.cancel(posted.timer)
+        output, decode = self._outputs[job.job_id]
+        done = ItemDone(
+            job.job_id,
+            job.started_ns,
+            job.ended_ns,
+            output.tokens,
+            output.logprobs,
+            output.prompt_logprobs,
+            decode,
+        )
+        delay_ns = max(0, job.ended_ns + self._options.host.wakeup_ns - now_ns)
+        timer = self._port.post_after(delay_ns, done)
+        self._posted[job.job_id] = _Posted(job.started_ns, job.ended_ns, timer)
+
+    def _settle(self, job: Job, now_ns: int) -> None:
+        """An item ended: its completion, if it is still on its way, can not move any more."""
+        self._post(job, now_ns)
+        del self._outputs[job.job_id], self._posted[job.job_id]
+
+
+def load_of(item: Item, layers: int) -> ItemLoad:
+    """Sums over the rows of an item, of a model with so many layers."""
+    work, step = item.work, item.decode
+    count = item.last_layer - item.first_layer
+    begins, ends = item.first_layer == 0, item.last_layer == layers
+    if isinstance(work, DecodeWork):
+        rows = work.rows
+        return ItemLoad(count, rows, work.context_tokens, 0, 0, 0, 0, rows * begins, rows * ends)
+    if isinstance(work, ProbeWork):
+        return _probe_load(work, count, layers)
+    decode_rows, decode_context = (0, 0) if step is None else (step.rows, step.context_tokens)
+    rows = chunk_rows(work, range(item.first_token, item.last_token))
+    tokens = item.last_token - item.first_token
+    new, reused = tuple(row.new_tokens for row in rows), tuple(row.reused_tokens for row in rows)
+    sampled = decode_rows + sum(row.ends for row in rows)
+    return ItemLoad(
+        count,
+        decode_rows,
+        decode_context,
+        len(rows),
+        tokens,
+        attention_pairs(new, reused),
+        tokens + sum(reused),
+        (decode_rows + tokens) * begins,
+        sampled * ends,
+    )
+
+
+def _probe_load(work: ProbeWork, count: int, layers: int) -> ItemLoad:
+    """A probe of all layers samples, one of fewer does not."""
+    rows = work.rows
+    sampled = rows * (count == layers)
+    if work.phase is Phase.DECODE:
+        return ItemLoad(count, rows, rows * work.context_tokens, 0, 0, 0, 0, rows, sampled)
+    tokens = rows * work.new_tokens
+    pairs = attention_pairs((work.new_tokens,) * rows, (work.context_tokens,) * rows)
+    context = tokens + rows * work.context_tokens
+    return ItemLoad(count, 0, 0, rows, tokens, pairs, context, tokens, sampled)
+
+
+def normal(seed: int, number: int) -> float:
+    """A standard normal deviate from two numbers (Box-Muller), the same in every process."""
+    first = mixed(mixed(seed) ^ number)
+    second = mixed(first + 1)
+    uniform = (first + 1) / (WORD + 2)
+    return math.sqrt(-2.0 * math.log(uniform)) * math.cos(2.0 * math.pi * second / (WORD + 1))
+
+
+def mixed(value: int) -> int:
+    """A 64-bit finaliser (splitmix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & WORD
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
+    return value ^ (value >> 31)

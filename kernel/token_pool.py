@@ -1,0 +1,185 @@
+"""The KV pool of a simulated GPU: no numbers, but enough to see whether rows were routed to their own
+pages.
+
+Each page keeps a hash of all tokens up to the last one written in it, and that token's position. A step
+takes the hash from the page that its row's table leads to, mixes its tokens in, and samples from the
+result: the next token of a row depends on every token before it, and a page that was shared wrongly,
+released too early or filled from another prompt changes the output. Equal contexts give equal tokens
+however they were computed (in chunks, from a reused prefix, again after an eviction). Cost is one page a
+row of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from muxk.kernel.work import (
+    PAGE_SIZE,
+    ChunkRow,
+    DecodeWork,
+    PrefillWork,
+    RowLogprobs,
+    SamplingColumns,
+    StepOutput,
+    chunk_rows,
+    int32_array,
+    int32_bytes,
+)
+
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+LOST = np.uint64(0xD1B54A32D192ED03)
+"""Mixed in where a page does not hold what its row expects there."""
+POWERS_START = 4096
+END_TOKEN = 256
+KEPT_STEPS = 1
+"""Decode steps before the last whose tokens are kept for those that follow."""
+
+Hashes = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+
+
+class TokenPool:
+    """Pages of one device."""
+
+    def __init__(self, pages: int, end_every: int | None) -> None:
+        """One sampled token in `end_every` ends its sequence; None: rows run to their own limits."""
+        self._sums: Hashes = np.zeros(pages, dtype=np.uint64)
+        self._lasts: Indices = np.full(pages, -1, dtype=np.int64)
+        self._powers = _powers(POWERS_START)
+        self._steps: dict[int, npt.NDArray[np.int32]] = {}
+        self._end_every = end_every
+
+    def forget_steps(self) -> None:
+        self._steps.clear()
+
+    def prefill(self, work: PrefillWork, tokens: range) -> StepOutput:
+        """Write a chunk's tokens, sample the rows that end in it."""
+        table = int32_array(work.page_table).reshape(work.rows, work.pages_per_row)
+        values = int32_array(work.tokens)
+        rows, sums, lengths = [], [], []
+        for row in chunk_rows(work, tokens):
+            total = self._write(table[row.row], row, values[row.first : row.first + row.new_tokens])
+            if row.ends:
+                rows.append(row.row)
+                sums.append(total)
+                lengths.append(row.reused_tokens + row.new_tokens)
+        return self._sample(work.sampling, rows, np.array(sums, np.uint64), np.array(lengths, np.int64))
+
+    def _write(self, table: npt.NDArray[np.int32], row: ChunkRow, values: npt.NDArray[np.int32]) -> np.uint64:
+        """The hash of a row with these values appended; kept in each page that they end in or fill."""
+        first, end = row.reused_tokens, row.reused_tokens + row.new_tokens
+        self._grow(end)
+        base = np.uint64(0)
+        if first:
+            page = int(table[(first - 1) // PAGE_SIZE])
+            base = self._sums[page] if self._lasts[page] == first - 1 else self._sums[page] ^ LOST
+        with np.errstate(over="ignore"):
+            sums = np.cumsum(
+                (values.astype(np.uint64) + np.uint64(1)) * self._powers[first:end], dtype=np.uint64
+            )
+            sums += base
+        places = np.arange(first // PAGE_SIZE, (end - 1) // PAGE_SIZE + 1)
+        lasts = np.minimum((places + 1) * PAGE_SIZE, end) - 1
+        pages = table[places]
+        self._sums[pages] = sums[lasts - first]
+        self._lasts[pages] = lasts
+        return np.uint64(sums[-1])
+
+    def decode(self, work: DecodeWork) -> StepOutput:
+        table = int32_array(work.page_table).reshape(work.rows, work.pages_per_row)
+        values = int32_array(work.tokens)
+        if work.carried_rows:
+            values = values.copy()
+            carried = self._steps[work.after_step][int32_array(work.carried_from)]
+            values[int32_array(work.carried_rows)] = carried
+        positions = int32_array(work.positions).astype(np.int64)
+        self._grow(int(positions.max()) + 1)
+        rows = np.arange(work.rows)
+        before = table[rows, np.maximum(positions - 1, 0) // PAGE_SIZE]
+        base = np.where(self._lasts[before] == positions - 1, self._sums[before], self._sums[before] ^ LOST)
+        base[positions == 0] = 0
+        with np.errstate(over="ignore"):
+            sums = base + (values.astype(np.uint64) + np.uint64(1)) * self._powers[positions]
+        pages = table[rows, positions // PAGE_SIZE]
+        self._sums[pages] = sums
+        self._lasts[pages] = positions
+        output = self._sample(work.sampling, rows.tolist(), sums, positions + 1)
+        self._steps = {step: kept for step, kept in self._steps.items() if step >= work.step_id - KEPT_STEPS}
+        self._steps[work.step_id] = int32_array(output.tokens)
+        return output
+
+    def _grow(self, positions: int) -> None:
+        if positions > len(self._powers):
+            self._powers = _powers(max(positions, 2 * len(self._powers)))
+
+    def _sample(
+        self, sampling: SamplingColumns, rows: list[int], sums: Hashes, lengths: Indices
+    ) -> StepOutput:
+        """One token for each of `rows`, whose contexts have these hashes and lengths."""
+        if not rows:
+            return StepOutput()
+        mixed = _mix(sums)
+        if not sampling.greedy:
+            mixed = _with_chance(mixed, sampling, rows, lengths)
+        tokens = self._tokens(mixed)
+        if not sampling.extras:
+            return StepOutput(tokens.tobytes())
+        chosen = self._allowed(tokens.tolist(), mixed, sampling, rows)
+        return StepOutput(int32_bytes(chosen), _logprobs(sampling, rows, lengths.tolist(), chosen))
+
+    def _tokens(self, mixed: Hashes) -> npt.NDArray[np.int32]:
+        """Lower-case letters and spaces, now and then the end token."""
+        letters = ((mixed >> np.uint64(16)) % np.uint64(27)).astype("<i4")
+        tokens = np.where(letters == 26, 32, 97 + letters).astype("<i4")
+        if self._end_every is not None:
+            tokens[mixed % np.uint64(self._end_every) == 0] = END_TOKEN
+        return tokens
+
+    def _allowed(
+        self, tokens: list[int], mixed: Hashes, sampling: SamplingColumns, rows: list[int]
+    ) -> list[int]:
+        """The tokens, drawn again where a row bans its own."""
+        banned = {extras.row: int32_array(extras.banned).tolist() for extras in sampling.extras}
+        for place, row in enumerate(rows):
+            again = mixed[place : place + 1]
+            while tokens[place] in banned.get(row, ()):
+                again = _mix(again + np.uint64(1))
+                tokens[place] = int(self._tokens(again)[0])
+        return tokens
+
+
+def _with_chance(mixed: Hashes, sampling: SamplingColumns, rows: list[int], lengths: Indices) -> Hashes:
+    """Rows with a temperature depend on their seed, choice and position as well."""
+    picked = np.array(rows)
+    seeds = np.frombuffer(sampling.seed, dtype="<u8")[picked]
+    choices = np.frombuffer(sampling.choice, dtype="<u4")[picked].astype(np.uint64)
+    warm = np.frombuffer(sampling.temperature, dtype="<f4")[picked] > 0
+    chance = _mix(seeds ^ _mix(lengths.astype(np.uint64)) ^ _mix(choices << np.uint64(32)))
+    return np.where(warm, _mix(mixed ^ chance), mixed)
+
+
+def _logprobs(
+    sampling: SamplingColumns, rows: list[int], lengths: list[int], tokens: Sequence[int]
+) -> tuple[RowLogprobs, ...]:
+    """A certain token for each row that asks: this device knows no probabilities."""
+    asked = {extras.row for extras in sampling.extras if extras.logprobs is not None}
+    return tuple(
+        RowLogprobs(row, length, token, 0.0, 1, (token,), (0.0,))
+        for row, length, token in zip(rows, lengths, tokens, strict=True)
+        if row in asked
+    )
+
+
+def _powers(count: int) -> Hashes:
+    with np.errstate(over="ignore"):
+        return np.cumprod(np.full(count, HASH_FACTOR, dtype=np.uint64), dtype=np.uint64)
+
+
+def _mix(values: Hashes) -> Hashes:
+    """A 64-bit finaliser (splitmix64): spreads every input bit over the result."""
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
