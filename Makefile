@@ -6,7 +6,7 @@
 #   make fuzz   100,000 generated policies and expressions (FUZZ=1000000 for more, SEED=7 to repeat a run)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
-#   make fuzz   100,000 policies and expressions         make reference, tutorial  rewrite what docs show
+#   make reference, make tutorial   rewrite what these documents show
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
 # index with CPU-only torch wheels, where the default index carries the far bigger CUDA build).
