@@ -1,0 +1,206 @@
+"""The cost of work items of one model on one card: what a simulated GPU asks.
+
+An item's layers are alike, so that each operator's time is found once and taken times the layers; what is
+left are four phases (attention, GEMMs, elementwise kernels, all-reduce) in the proportions of the item.
+Times of GEMMs depend on the number of tokens only, and are kept by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muxk.kernel.bandwidth import Sharing
+from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.timeline import PhaseCost
+from muxk.kernel.work import PAGE_SIZE
+from muxk.profiles import gpu as card
+from muxk.profiles.gpu import GpuProfile
+from muxk.profiles.operators import (
+    NUMBER_BYTES,
+    Gemm,
+    ModelShape,
+    active_experts,
+    attention_bytes,
+    check_tp,
+    elementwise_bytes,
+    expert_gemms,
+    gemm_bytes,
+    head_gemm,
+    layer_gemms,
+)
+
+KEPT_MAX = 1 << 16
+"""Token counts whose times are kept; then all are forgotten and found again."""
+NORMS = 2
+"""A layer's norms; each adds the residual as well."""
+CHUNK_TOKENS_MAX = 1 << 17
+PAGES_MIN = 2
+
+
+class DoesNotFit(ValueError):
+    """A model's weights leave no room for KV; the text gives the bytes."""
+
+
+class RooflineCost:
+    """Implements `kernel.devices.sim_gpu.CostModel` for one of `tp` GPUs. Raises ShapeError."""
+
+    def __init__(self, profile: GpuProfile, shape: ModelShape, tp: int) -> None:
+        check_tp(shape, tp)
+        self.profile, self.shape, self.tp = profile, shape, tp
+        self.units = profile.card.units
+        self.layers = shape.layers
+        self._gemms = layer_gemms(shape, tp)
+        self._heads = shape.heads // tp
+        self._kv_heads = shape.kv_heads_of_one(tp)
+        self._streams = elementwise_bytes(shape, tp)
+        self._kept: dict[tuple[int, int], tuple[PhaseCost, PhaseCost, PhaseCost]] = {}
+        self._kept_heads: dict[tuple[int, int], PhaseCost] = {}
+
+    def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
+        """Attention, GEMMs with the head, elementwise, all-reduce."""
+        tokens = load.decode_rows + load.chunk_tokens
+        gemms, streams, sums = self._by_tokens(tokens, units)
+        layers = load.layers
+        found = [
+            _times(self.attention(load, units), layers),
+            _plus(_times(gemms, layers), self._ends(load, units)),
+            _times(streams, layers),
+        ]
+        if sums.ns:
+            found.append(_times(sums, layers))
+        return found
+
+    def total_ns(self, load: ItemLoad, units: int) -> float:
+        """When it runs alone."""
+        return sum(phase.ns for phase in self.phases(load, units))
+
+    def attention(self, load: ItemLoad, units: int) -> PhaseCost:
+        """Of one layer: decode rows and the chunk's rows are kernels of their own."""
+        ns = moved = 0.0
+        widths = (self._heads, self._kv_heads, self.shape.head_dim, units)
+        if load.decode_rows:
+            ns += card.decode_attention_ns(self.profile, load.decode_rows, load.decode_context, *widths)
+            moved += attention_bytes(self.shape, self.tp, load.decode_context, load.decode_rows)
+        if load.chunk_tokens:
+            sums = (load.chunk_tokens, load.chunk_pairs, load.chunk_context)
+            ns += card.prefill_attention_ns(self.profile, *sums, *widths)
+            moved += attention_bytes(self.shape, self.tp, load.chunk_context, load.chunk_tokens)
+        return PhaseCost(ns, moved)
+
+    def _by_tokens(self, tokens: int, units: int) -> tuple[PhaseCost, PhaseCost, PhaseCost]:
+        """GEMMs, elementwise kernels and all-reduces of one layer."""
+        kept = self._kept.get((tokens, units))
+        if kept is None:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            kept = (
+                self._gemm_phase(tokens, units),
+                self._stream_phase(tokens, units),
+                self._sum_phase(tokens),
+            )
+            self._kept[tokens, units] = kept
+        return kept
+
+    def _gemm_phase(self, tokens: int, units: int) -> PhaseCost:
+        total = PhaseCost(0.0, 0.0)
+        for gemm in self._gemms:
+            total = _plus(total, self._gemm(gemm, tokens, units))
+        return total if self.shape.experts is None else _plus(total, self._experts(tokens, units))
+
+    def _gemm(self, gemm: Gemm, tokens: int, units: int) -> PhaseCost:
+        ns = card.gemm_ns(self.profile, tokens, gemm.columns, gemm.inner, units)
+        return PhaseCost(ns, gemm_bytes(gemm, tokens))
+
+    def _experts(self, tokens: int, units: int) -> PhaseCost:
+        """Grouped products: each active expert has its share of the tokens, its tiles and its weights."""
+        experts = self.shape.experts
+        assert experts is not None
+        active = active_experts(experts, tokens)
+        share = max(1, round(tokens * experts.active / active))
+        ns, moved = self.profile.experts.routing_ns, 0.0
+        for gemm in expert_gemms(self.shape, self.tp):
+            ns += card.grouped_gemm_ns(self.profile, active, share, gemm.columns, gemm.inner, units)
+            moved += active * gemm_bytes(gemm, share)
+        return PhaseCost(ns, moved)
+
+    def _stream_phase(self, tokens: int, units: int) -> PhaseCost:
+        norm, add = self._streams["norm"] * tokens, self._streams["add"] * tokens
+        ns = NORMS * card.elementwise_ns(self.profile, "norm", norm, units)
+        ns += NORMS * card.elementwise_ns(self.profile, "add", add, units)
+        moved = NORMS * (norm + add)
+        for kernel in ("rope", "activation"):
+            ns += card.elementwise_ns(self.profile, kernel, self._streams[kernel] * tokens, units)
+            moved += self._streams[kernel] * tokens
+        return PhaseCost(ns, moved)
+
+    def _sum_phase(self, tokens: int) -> PhaseCost:
+        """Two all-reduces of the hidden state; it is read and written here."""
+        message = NUMBER_BYTES * tokens * self.shape.hidden
+        ns = 2 * card.all_reduce_ns(self.profile, self.tp, message)
+        return PhaseCost(ns, 4.0 * message)
+
+    def _ends(self, load: ItemLoad, units: int) -> PhaseCost:
+        """Embedding and head, once an item that has the first or the last layer."""
+        cost = PhaseCost(0.0, 0.0)
+        if load.embedded:
+            moved = 2.0 * NUMBER_BYTES * load.embedded * self.shape.hidden
+            cost = PhaseCost(card.elementwise_ns(self.profile, "add", moved, units), moved)
+        if load.sampled:
+            cost = _plus(cost, self._head(load.sampled, units))
+        return cost
+
+    def _head(self, rows: int, units: int) -> PhaseCost:
+        kept = self._kept_heads.get((rows, units))
+        if kept is None:
+            kept = self._gemm(head_gemm(self.shape, self.tp), rows, units)
+            self._kept_heads[rows, units] = kept
+        return kept
+
+
+def _times(cost: PhaseCost, layers: int) -> PhaseCost:
+    return PhaseCost(cost.ns * layers, cost.bytes * layers)
+
+
+def _plus(first: PhaseCost, second: PhaseCost) -> PhaseCost:
+    return PhaseCost(first.ns + second.ns, first.bytes + second.bytes)
+
+
+def kv_pages(profile: GpuProfile, shape: ModelShape, tp: int) -> int:
+    """Pages that fit beside the weights and the reserve, page 0 included. Raises DoesNotFit, ShapeError."""
+    check_tp(shape, tp)
+    memory, reserve = profile.card.memory_bytes, profile.memory.reserve_bytes
+    weights = shape.weight_bytes(tp)
+    page = PAGE_SIZE * shape.kv_bytes_per_token(tp)
+    left = memory - weights - reserve
+    if left < PAGES_MIN * page:
+        raise DoesNotFit(
+            f"{shape.name} does not fit on {profile.name} with tp={tp}: of {memory:,} bytes a GPU the weights "
+            f"take {weights:,} and a reserve {reserve:,}; {max(0, left):,} are left, a page of KV takes {page:,}"
+        )
+    return left // page
+
+
+def open_gpu(
+    profile: GpuProfile, shape: ModelShape, tp: int = 1, pages: int | None = None, seed: int = 0
+) -> SimGpu:
+    """A simulated GPU, or `tp` of them that work as one. Raises DoesNotFit, ShapeError."""
+    fitting = kv_pages(profile, shape, tp)
+    if pages is not None and pages > fitting:
+        raise DoesNotFit(f"{pages:,} KV pages do not fit on {profile.name} with {shape.name}: {fitting:,} do")
+    host, co_run = profile.host, profile.co_run
+    name = f"sim:{profile.name}" if tp == 1 else f"sim:{profile.name},tp={tp}"
+    options = SimGpuOptions(
+        name=name,
+        pages=fitting if pages is None else pages,
+        sharing=Sharing(
+            profile.card.bandwidth * profile.gemm.bandwidth_efficiency,
+            co_run.interference,
+            co_run.slowdown_max,
+        ),
+        host=HostTimes(host.decode_launch_ns, host.prefill_layer_launch_ns, host.wakeup_ns, host.switch_ns),
+        noise=co_run.noise,
+        seed=seed,
+        chunk_tokens_max=CHUNK_TOKENS_MAX,
+        parked_bytes_per_token=2 * NUMBER_BYTES * shape.hidden,
+    )
+    return SimGpu(RooflineCost(profile, shape, tp), options)

@@ -1,0 +1,291 @@
+"""Fits the efficiencies of the simulated GPUs to tables of operator times that others measured.
+
+    python -m muxk.profiles.fit_gpu --data FOLDER [--gpu h200] [--docs docs/gpu-models.md]
+
+It rewrites, in `profiles/gpus/<gpu>.yaml`, the groups that a table stands behind, and leaves the others as
+they are written there. Two thirds of the shapes are fitted; the third that a hash of the shape picks is held
+out, and its error is what is published. Needs the `fit` extra (SciPy, pyarrow); running muxk does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from muxk.profiles import fit_tables as tables
+from muxk.profiles import gpu as model
+from muxk.profiles.fit_report import gpu_models_page
+from muxk.profiles.fit_tables import Row, TableError
+from muxk.profiles.gpu import GpuProfile, HeldOut
+
+FITTED_ROWS_MAX = 3000
+"""Of one operator: more make the fit slower and no better."""
+SEED = 7
+OUTLIER = 0.1
+"""Relative error from which a row counts less: tables have outliers."""
+NEGLIGIBLE = 1e-6
+"""A number at its bound of 0."""
+VIDUR = "Vidur @7d47513 (MIT)"
+AIC = "AIConfigurator @095f58a (Apache-2.0), vLLM 0.24.0"
+INFERSIM = "InferSim @f2293da (Apache-2.0)"
+
+Numbers = Sequence[float]
+Formula = Callable[[GpuProfile, Row], float]
+Rebuild = Callable[[GpuProfile, Numbers], GpuProfile]
+
+
+class Fit:
+    """One group's fit: where its numbers live in a profile, their bounds, and the formula they enter."""
+
+    def __init__(
+        self, rebuild: Rebuild, formula: Formula, start: Numbers, low: Numbers, high: Numbers
+    ) -> None:
+        self.rebuild, self.formula = rebuild, formula
+        self.start, self.low, self.high = start, low, high
+
+    def errors(self, profile: GpuProfile, rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Logarithms of predicted over measured."""
+        return np.log([self.formula(profile, row) / row.ns for row in rows])
+
+    def run(self, profile: GpuProfile, rows: Sequence[Row]) -> GpuProfile:
+        """Least squares of relative errors on a sample of the rows."""
+        from scipy.optimize import least_squares
+
+        picked = np.random.default_rng(SEED).permutation(len(rows))[:FITTED_ROWS_MAX]
+        sample = [rows[index] for index in sorted(picked)]
+        found = least_squares(
+            lambda numbers: self.errors(self.rebuild(profile, numbers), sample),
+            self.start,
+            bounds=(self.low, self.high),
+            x_scale=np.maximum(np.abs(self.start), 1e-3),
+            loss="soft_l1",
+            f_scale=OUTLIER,
+        )
+        return self.rebuild(profile, [_rounded(number) for number in found.x])
+
+
+def _rounded(number: float) -> float:
+    """Four digits: what a table of this kind can carry."""
+    return float(f"{number:.4g}") if number > NEGLIGIBLE else 0.0
+
+
+def _with(profile: GpuProfile, group: str, **values: Any) -> GpuProfile:
+    changed = msgspec.structs.replace(getattr(profile, group), **values)
+    return msgspec.structs.replace(profile, **{group: changed})
+
+
+GEMM_NAMES = ("floor_ns", "bandwidth_efficiency", "wave_weight", "sharpness", "inner_overhead", "split_ns")
+
+
+def _gemm_fit(profile: GpuProfile) -> Fit:
+    def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
+        shapes = zip(base.gemm.tiles, numbers[len(GEMM_NAMES) :], strict=True)
+        tiles = tuple(model.Tile(tile.rows, tile.columns, value) for tile, value in shapes)
+        return _with(base, "gemm", **_named(GEMM_NAMES, numbers), tiles=tiles)
+
+    def formula(base: GpuProfile, row: Row) -> float:
+        tokens, columns, inner = (int(value) for value in row.arguments)
+        return model.gemm_ns(base, tokens, columns, inner, base.card.units)
+
+    count = len(profile.gemm.tiles)
+    start = (3000.0, 0.85, 0.3, 2.5, 100.0, 4000.0, *(0.7,) * count)
+    low = (0.0, 0.3, 0.0, 1.2, 0.0, 0.0, *(0.2,) * count)
+    high = (10_000.0, 1.0, 1.0, 10.0, 2000.0, 30_000.0, *(1.0,) * count)
+    return Fit(rebuild, formula, start, low, high)
+
+
+DECODE_NAMES = ("floor_ns", "bandwidth_efficiency", "sharpness", "row_ns")
+
+
+def _decode_fit() -> Fit:
+    def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
+        return _with(base, "decode_attention", **_named(DECODE_NAMES, numbers))
+
+    def formula(base: GpuProfile, row: Row) -> float:
+        rows, context, heads, kv_heads, head_dim = (int(value) for value in row.arguments)
+        return model.decode_attention_ns(base, rows, context, heads, kv_heads, head_dim, base.card.units)
+
+    return Fit(
+        rebuild, formula, (11_700.0, 0.9, 2.0, 100.0), (0.0, 0.3, 1.0, 0.0), (40_000.0, 1.0, 8.0, 20_000.0)
+    )
+
+
+PREFILL_NAMES = (
+    "floor_ns",
+    "efficiency",
+    "diagonal",
+    "split_keys",
+    "sharpness",
+    "ramp_tokens",
+    "bandwidth_efficiency",
+)
+
+
+def _prefill_fit() -> Fit:
+    def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
+        return _with(base, "prefill_attention", **_named(PREFILL_NAMES, numbers))
+
+    def formula(base: GpuProfile, row: Row) -> float:
+        tokens, pairs, context, heads, kv_heads, head_dim = (float(value) for value in row.arguments)
+        widths = (int(heads), int(kv_heads), int(head_dim), base.card.units)
+        return model.prefill_attention_ns(base, tokens, pairs, context, *widths)
+
+    start = (11_700.0, 0.7, 0.5, 4096.0, 3.0, 100.0, 0.6)
+    low = (0.0, 0.2, 0.0, 64.0, 1.0, 0.0, 0.05)
+    high = (40_000.0, 1.0, 8.0, 65_536.0, 8.0, 4000.0, 1.0)
+    return Fit(rebuild, formula, start, low, high)
+
+
+def _stream_fit(kernel: str) -> Fit:
+    def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
+        kernels = {**base.elementwise.kernels, kernel: model.ElementwiseKernel(*numbers)}
+        return _with(base, "elementwise", kernels=kernels)
+
+    def formula(base: GpuProfile, row: Row) -> float:
+        return model.elementwise_ns(base, kernel, float(row.arguments[1]), base.card.units)
+
+    return Fit(rebuild, formula, (3000.0, 0.6, 2.0), (0.0, 0.02, 1.0), (30_000.0, 1.0, 10.0))
+
+
+def _all_reduce_fit(tp: int) -> Fit:
+    def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
+        by_tp = {**base.all_reduce.by_tp, tp: model.AllReduceSize(*numbers)}
+        return _with(base, "all_reduce", by_tp=by_tp)
+
+    def formula(base: GpuProfile, row: Row) -> float:
+        return model.all_reduce_ns(base, tp, float(row.arguments[1]))
+
+    return Fit(rebuild, formula, (30_000.0, 220.0, 2.0), (1000.0, 20.0, 1.0), (100_000.0, 450.0, 10.0))
+
+
+def _named(names: Sequence[str], numbers: Numbers) -> dict[str, float]:
+    return dict(zip(names, numbers, strict=False))
+
+
+def _tried(
+    profile: GpuProfile, fit: Fit, rows: Sequence[Row], table: str
+) -> tuple[GpuProfile, list[HeldOut]]:
+    """Fit on the shapes that are not held out, then judge on those that are, operator by operator."""
+    fitted = [row for row in rows if not row.held_out]
+    profile = fit.run(profile, fitted)
+    return profile, _judged(profile, fit, rows, table, len(fitted))
+
+
+def _judged(profile: GpuProfile, fit: Fit, rows: Sequence[Row], table: str, fitted: int) -> list[HeldOut]:
+    results = []
+    for operator in dict.fromkeys(row.operator for row in rows):
+        seen = [
+            row for row in rows if row.operator == operator and row.judged and (row.held_out or not fitted)
+        ]
+        if seen:
+            errors = np.abs(np.expm1(fit.errors(profile, seen)))
+            trained = sum(row.operator == operator and not row.held_out for row in rows) if fitted else 0
+            median, p90 = (_rounded(float(np.quantile(errors, q))) for q in (0.5, 0.9))
+            results.append(HeldOut(operator, table, trained, len(seen), median, p90))
+    return results
+
+
+def _fit_vidur(profile: GpuProfile, names: Sequence[str], data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+    """GEMMs and elementwise kernels of all the tables of a card together."""
+    gemms: list[Row] = []
+    streams: list[Row] = []
+    for name in names:
+        more_gemms, more_streams = tables.vidur_layers(data / name)
+        gemms += more_gemms
+        streams += more_streams
+    profile, held_out = _tried(profile, _gemm_fit(profile), gemms, VIDUR)
+    for kernel in model.ELEMENTWISE:
+        rows = [row for row in streams if row.operator == kernel]
+        profile, more = _tried(profile, _stream_fit(kernel), rows, VIDUR)
+        held_out += more
+    profile = _with(profile, "gemm", source=VIDUR, assumed=False)
+    return _with(profile, "elementwise", source=VIDUR, assumed=False), held_out
+
+
+def fit_a100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+    """Attention and all-reduce have no table: they stay as they are assumed in the file."""
+    return _fit_vidur(profile, ("vidur_a100_llama3-8b_mlp.csv", "vidur_a100_llama2-7b_mlp.csv"), data)
+
+
+def fit_h100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+    """Decode attention from an H800, whose SMs and memory are an H100's: assumed to be alike."""
+    names = ("vidur_h100_llama2-70b_mlp.csv", "vidur_h100_llama2-7b_mlp.csv")
+    profile, held_out = _fit_vidur(profile, names, data)
+    messages = tables.vidur_all_reduce(data / "vidur_h100_dgx_all_reduce.csv")
+    for tp in sorted(profile.all_reduce.by_tp):
+        rows = [row for row in messages if row.arguments[0] == tp]
+        profile, more = _tried(profile, _all_reduce_fit(tp), rows, f"{VIDUR}, tp={tp}")
+        held_out += more
+    rows = tables.infersim_decode(data / "infersim" / "h800_mha_decode_32-8-128.csv")
+    profile, more = _tried(profile, _decode_fit(), rows, f"{INFERSIM}, H800")
+    profile = _with(profile, "all_reduce", source=f"{VIDUR}, DGX H100", assumed=False)
+    source = f"{INFERSIM}: an H800, which has the SMs and the memory of an H100"
+    return _with(profile, "decode_attention", source=source, assumed=True), held_out + more
+
+
+def fit_h200(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+    folder = data / "aic_h200"
+    profile, held_out = _tried(
+        profile, _gemm_fit(profile), tables.aic_gemms(folder / "gemm_vllm0.24.0.parquet"), AIC
+    )
+    readers: Mapping[str, tuple[Fit, Callable[[Path], list[Row]]]] = {
+        "generation_attention": (_decode_fit(), tables.aic_decode),
+        "context_attention": (_prefill_fit(), tables.aic_prefill),
+    }
+    for name, (fit, read) in readers.items():
+        profile, more = _tried(profile, fit, read(folder / f"{name}_vllm0.24.0.parquet"), AIC)
+        other = read(folder / f"{name}_sglang0.5.14.parquet")
+        held_out += more + _judged(profile, fit, other, "AIConfigurator, SGLang 0.5.14, not fitted", 0)
+    for group in ("gemm", "decode_attention", "prefill_attention"):
+        profile = _with(profile, group, source=AIC, assumed=False)
+    return profile, held_out
+
+
+FITTERS: Mapping[str, Callable[[GpuProfile, Path], tuple[GpuProfile, list[HeldOut]]]] = {
+    "a100": fit_a100,
+    "h100": fit_h100,
+    "h200": fit_h200,
+}
+
+
+def write_profile(path: Path, profile: GpuProfile) -> None:
+    text = yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
+    path.write_text(
+        f"# Written by python -m muxk.profiles.fit_gpu; groups with `assumed: true` by hand.\n{text}", "utf-8"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m muxk.profiles.fit_gpu", description="Fit the simulated GPUs"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the calibration tables")
+    parser.add_argument("--gpu", choices=sorted(FITTERS), help="only this one")
+    parser.add_argument("--docs", type=Path, help="write the page of errors and constants here")
+    chosen = parser.parse_args(arguments)
+    if chosen.data is None and chosen.docs is None:
+        parser.error("--data FOLDER fits, --docs FILE writes the page; give one of them")
+    try:
+        for name in [chosen.gpu] if chosen.gpu else sorted(FITTERS) if chosen.data else ():
+            profile, held_out = FITTERS[name](model.load_gpu(name), chosen.data)
+            profile = msgspec.structs.replace(profile, held_out=tuple(held_out))
+            write_profile(model.GPUS_FOLDER / f"{name}.yaml", profile)
+            for row in held_out:
+                errors = f"median {row.median:6.1%}  P90 {row.p90:6.1%}"
+                print(f"{name}  {row.operator:18} {errors}  {row.held_out_rows} rows")
+    except (TableError, model.GpuError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if chosen.docs is not None:
+        chosen.docs.write_text(gpu_models_page(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
