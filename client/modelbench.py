@@ -17,7 +17,7 @@ from typing import Any
 from muxk.client.client import Client
 from muxk.client.decodebench import bench_decode
 from muxk.client.server_process import ServerProcess
-from muxk.kernel.actor import Message
+from muxk.kernel.actor import Message, Timer
 from muxk.kernel.device import ItemDone, ItemFailed
 from muxk.kernel.devices.cpu import CpuDevice, prepare_process
 from muxk.kernel.work import Item, Phase, PrefillWork, int32_bytes
@@ -93,7 +93,10 @@ class _Port:
     def post(self, message: Message) -> None:
         self.done.put(message)
 
-    def post_after(self, delay_ns: int, message: Message) -> None:
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
+        raise NotImplementedError("the CPU device does not wait")
+
+    def cancel(self, timer: Timer) -> None:
         raise NotImplementedError("the CPU device does not wait")
 
 

@@ -49,3 +49,18 @@ def rates(demands: Sequence[float], sharing: Sharing) -> list[float]:
         disturbed = slowdown * (1.0 + sharing.interference * others)
         found.append(1.0 / max(slowdown, min(disturbed, 1.0 + sharing.slowdown_max)))
     return found
+
+
+def rates_of_two(first: float, second: float, sharing: Sharing) -> tuple[float, float]:
+    """`rates` of two lanes, which is what there nearly always are, without lists."""
+    bandwidth = sharing.bandwidth
+    one, two = first, second
+    if first + second > bandwidth:
+        one = min(first, max(bandwidth / 2, bandwidth - second))
+        two = min(second, max(bandwidth / 2, bandwidth - first))
+    interference, bound = sharing.interference, 1.0 + sharing.slowdown_max
+    slow_one = first / one if one < first else 1.0
+    slow_two = second / two if two < second else 1.0
+    slow_one = max(slow_one, min(slow_one * (1.0 + interference * two / bandwidth), bound))
+    slow_two = max(slow_two, min(slow_two * (1.0 + interference * one / bandwidth), bound))
+    return 1.0 / slow_one, 1.0 / slow_two

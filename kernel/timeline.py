@@ -1,18 +1,18 @@
-"""Queues of launched work on lanes that share bandwidth: when does each piece begin and end?
+"""When launched work on lanes that share bandwidth begins and ends.
 
-Times are integers in ns. Between two events all rates are constant. A phase keeps its anchor (a time, and the
-work left then) until its rate changes, so that an end that nothing disturbs comes out the same to the
-nanosecond however often it is asked for.
+Times are integers in ns. Between two events all rates are constant. The timeline is a plan of everything
+that was launched, to its end. A new job can only change what comes after its own start, which the plan
+tells: so the plan is taken back to that moment, and made anew from there. Each job keeps a log of its rates
+for that.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from muxk.kernel.bandwidth import Sharing, rates
+from muxk.kernel.bandwidth import Sharing, rates, rates_of_two
 
 
 class PhaseCost(NamedTuple):
@@ -24,175 +24,194 @@ class PhaseCost(NamedTuple):
     """Moved to and from memory."""
 
 
+class Mark(NamedTuple):
+    """A moment at which the rate of a job changed."""
+
+    ns: int
+    phase: int
+    left: float
+    """Of its phase, in ns alone."""
+    rate: float
+
+
 class Job:
     """A launched item on its way through a lane."""
 
     __slots__ = (
         "after",
-        "anchor_ns",
-        "ended_ns",
+        "demand",
+        "due_ns",
+        "end_ns",
         "job_id",
+        "lane",
         "launched_ns",
-        "left",
-        "phase",
+        "log",
         "phases",
-        "rate",
         "ready_ns",
-        "started_ns",
+        "start_ns",
+        "started",
     )
 
     def __init__(
-        self, job_id: int, phases: Sequence[PhaseCost], ready_ns: int, launched_ns: int, after: Sequence[int]
+        self,
+        job_id: int,
+        lane: int,
+        phases: Sequence[PhaseCost],
+        ready_ns: int,
+        launched_ns: int,
+        after: Sequence[int] = (),
     ) -> None:
         """It may start at `ready_ns`; it ends at `launched_ns`, when all of it is launched, or later."""
         self.job_id = job_id
+        self.lane = lane
         self.phases = phases
         self.ready_ns = ready_ns
         self.launched_ns = launched_ns
         self.after = after
-        self.phase = 0
-        self.left = 0.0
-        self.rate = 0.0
-        self.anchor_ns = 0
-        self.started_ns: int | None = None
-        self.ended_ns: int | None = None
-
-    def copy(self) -> Job:
-        """One whose progress is its own."""
-        other = Job(self.job_id, self.phases, self.ready_ns, self.launched_ns, self.after)
-        other.phase, other.left, other.rate = self.phase, self.left, self.rate
-        other.anchor_ns, other.started_ns, other.ended_ns = self.anchor_ns, self.started_ns, self.ended_ns
-        return other
-
-    @property
-    def demand(self) -> float:
-        """Bytes a ns of the phase it is in, when it runs alone."""
-        if self.phase >= len(self.phases):
-            return 0.0
-        cost = self.phases[self.phase]
-        return cost.bytes / cost.ns
-
-    @property
-    def due_ns(self) -> int:
+        self.log: list[Mark] = []
+        self.started = False
+        self.start_ns: int | None = None
+        """Known once all that it waits for has a known end."""
+        self.end_ns: int | None = None
+        self.due_ns = 0
         """When its phase ends at the present rate."""
-        if self.phase >= len(self.phases):
-            return max(self.anchor_ns, self.launched_ns)
-        return self.anchor_ns + math.ceil(self.left / self.rate)
+        self.demand = 0.0
+        """Bytes a ns of its phase when it runs alone."""
 
-    def begin_phase(self, now_ns: int) -> None:
-        self.anchor_ns = now_ns
-        self.rate = 0.0
-        self.left = self.phases[self.phase].ns if self.phase < len(self.phases) else 0.0
+    def begin(self, phase: int, now_ns: int) -> None:
+        """Enter a phase; after the last one it waits for the host, moving nothing."""
+        if phase < len(self.phases):
+            cost = self.phases[phase]
+            self.demand = cost.bytes / cost.ns
+            self.log.append(Mark(now_ns, phase, cost.ns, 0.0))
+        else:
+            self.demand = 0.0
+            self.log.append(Mark(now_ns, phase, 0.0, 0.0))
 
     def use_rate(self, rate: float, now_ns: int) -> None:
-        if rate != self.rate:
-            self.left = max(0.0, self.left - (now_ns - self.anchor_ns) * self.rate)
-            self.anchor_ns = now_ns
-            self.rate = rate
+        """Unchanged rates leave no mark, so that an end which nothing disturbs stays to the nanosecond."""
+        mark = self.log[-1]
+        if rate == mark.rate:
+            return
+        left = max(0.0, mark.left - (now_ns - mark.ns) * mark.rate)
+        self.log.append(Mark(now_ns, mark.phase, left, rate))
+        if mark.phase < len(self.phases):
+            self.due_ns = now_ns + math.ceil(left / rate)
+        else:
+            self.due_ns = max(now_ns, self.launched_ns)
+
+    def rewind(self, to_ns: int) -> None:
+        """Back to how it was at a time, with the events of that moment behind it."""
+        self.end_ns = None
+        log = self.log
+        while log and log[-1].ns > to_ns:
+            log.pop()
+        if not log:
+            self.started = False
+            self.start_ns = None
+            return
+        mark = log[-1]
+        if mark.phase < len(self.phases):
+            cost = self.phases[mark.phase]
+            self.demand = cost.bytes / cost.ns
+            self.due_ns = mark.ns + math.ceil(mark.left / mark.rate) if mark.rate else mark.ns
+        else:
+            self.demand = 0.0
+            self.due_ns = max(mark.ns, self.launched_ns)
 
 
 class Timeline:
-    """Lanes by number, each a queue; the head of a queue runs when it has started."""
+    """The plan of one device."""
 
     def __init__(self, sharing: Sharing, switch_ns: int) -> None:
-        """`switch_ns` comes on top of the end of an item on another lane that one waits for."""
-        self.now_ns = 0
+        """`switch_ns` comes on top of the end of a job on another lane that one waits for."""
         self._sharing = sharing
         self._switch_ns = switch_ns
-        self._queues: dict[int, deque[Job]] = {}
-        self._free_ns: dict[int, int] = {}
-        self._ends_ns: dict[int, int] = {}
-        self._open: dict[int, None] = {}
+        self._jobs: dict[int, Job] = {}
+        """By id, in the order of their launches: all that may still matter to one that comes."""
+        self._last: dict[int, Job] = {}
+        """The last of each lane."""
 
-    def add(self, lane: int, job: Job) -> None:
-        """Queue a job at the present time; `advance` first."""
-        self._queues.setdefault(lane, deque()).append(job)
-        self._open[job.job_id] = None
-        self._ends_ns = {
-            job_id: ns for job_id, ns in self._ends_ns.items() if ns + self._switch_ns > self.now_ns
-        }
-
-    def copy(self) -> Timeline:
-        """One that can be run ahead."""
-        other = Timeline(self._sharing, self._switch_ns)
-        other.now_ns = self.now_ns
-        other._queues = {
-            lane: deque(job.copy() for job in queue) for lane, queue in self._queues.items() if queue
-        }
-        other._free_ns, other._ends_ns = dict(self._free_ns), dict(self._ends_ns)
-        other._open = dict(self._open)
-        return other
-
-    def advance(self, until_ns: int) -> list[Job]:
-        """Go on to a time; the jobs that ended by then, in the order in which they did."""
-        ended: list[Job] = []
-        while (due_ns := self._next_ns()) is not None and due_ns <= until_ns:
-            self._step(due_ns, ended)
-        self.now_ns = max(self.now_ns, until_ns)
-        return ended
-
-    def run_out(self) -> list[Job]:
-        """Go on until nothing is left."""
-        ended: list[Job] = []
-        while (due_ns := self._next_ns()) is not None:
-            self._step(due_ns, ended)
-        assert not self._open, "jobs that wait for each other"
-        return ended
+    def add(self, job: Job, now_ns: int) -> list[Job]:
+        """Queue a job behind those of its lane; all jobs that were planned anew, and so it."""
+        before = self._last.get(job.lane)
+        if before is not None:
+            job.after = (*job.after, before.job_id)
+        job.ready_ns = max(job.ready_ns, now_ns)
+        start_ns = self._start_of(job)
+        assert start_ns is not None, "the plan goes to the end of all jobs"
+        self._jobs[job.job_id] = self._last[job.lane] = job
+        again = [other for other in self._jobs.values() if other.end_ns is None or other.end_ns > start_ns]
+        for other in again:
+            other.rewind(start_ns)
+        self._plan(again, start_ns)
+        return again
 
     def clear(self) -> None:
-        self._queues.clear()
-        self._free_ns.clear()
-        self._ends_ns.clear()
-        self._open.clear()
+        self._jobs.clear()
+        self._last.clear()
 
-    def _next_ns(self) -> int | None:
-        next_ns: int | None = None
-        for lane, queue in self._queues.items():
-            if queue:
-                head = queue[0]
-                due_ns = self._start_ns(lane, head) if head.started_ns is None else head.due_ns
-                if due_ns is not None and (next_ns is None or due_ns < next_ns):
-                    next_ns = due_ns
-        return next_ns
+    def forget(self, now_ns: int) -> list[int]:
+        """Drop jobs that ended too long ago to matter to any that comes; their ids."""
+        gone = [job_id for job_id, job in self._jobs.items() if (job.end_ns or 0) + self._switch_ns <= now_ns]
+        for job_id in gone:
+            job = self._jobs.pop(job_id)
+            if self._last[job.lane] is job:
+                del self._last[job.lane]
+        return gone
 
-    def _start_ns(self, lane: int, job: Job) -> int | None:
-        """When a head may start, or None while it waits for one that has not ended."""
-        start_ns = max(job.ready_ns, self._free_ns.get(lane, 0), self.now_ns)
-        for other in job.after:
-            if other in self._open:
-                return None
-            start_ns = max(start_ns, self._ends_ns.get(other, -self._switch_ns) + self._switch_ns)
+    def _start_of(self, job: Job) -> int | None:
+        """When a job can start, or None while the end of one that it waits for is not known."""
+        start_ns = job.ready_ns
+        for other_id in job.after:
+            other = self._jobs.get(other_id)
+            if other is not None:
+                if other.end_ns is None:
+                    return None
+                wait_ns = 0 if other.lane == job.lane else self._switch_ns
+                start_ns = max(start_ns, other.end_ns + wait_ns)
         return start_ns
 
-    def _step(self, due_ns: int, ended: list[Job]) -> None:
-        """All that happens at one moment: phases and jobs end, heads start, the bandwidth is shared."""
-        self.now_ns = due_ns
-        for lane, queue in self._queues.items():
-            if queue and queue[0].started_ns is not None and queue[0].due_ns <= due_ns:
-                self._phase_ended(lane, queue, due_ns, ended)
-        for lane, queue in self._queues.items():
-            if queue and queue[0].started_ns is None:
-                start_ns = self._start_ns(lane, queue[0])
-                if start_ns is not None and start_ns <= due_ns:
-                    queue[0].started_ns = due_ns
-                    queue[0].begin_phase(due_ns)
-        self._share(due_ns)
+    def _plan(self, jobs: list[Job], now_ns: int) -> None:
+        """Run the jobs from a time to their ends."""
+        running = [job for job in jobs if job.started]
+        waiting = [job for job in jobs if not job.started]
+        while running or waiting:
+            if waiting:
+                waiting = self._begin(running, waiting, now_ns)
+            self._share(running, now_ns)
+            now_ns = min([job.due_ns for job in running] + [job.start_ns for job in waiting if job.start_ns])
+            running = [job for job in running if job.due_ns > now_ns or not self._is_over(job, now_ns)]
 
-    def _phase_ended(self, lane: int, queue: deque[Job], now_ns: int, ended: list[Job]) -> None:
-        job = queue[0]
-        job.phase += 1
-        if job.phase < len(job.phases) or now_ns < job.launched_ns:
-            job.begin_phase(now_ns)
+    def _begin(self, running: list[Job], waiting: list[Job], now_ns: int) -> list[Job]:
+        """Move jobs whose time has come from those that wait, which are returned, to those that run."""
+        left = []
+        for job in waiting:
+            if job.start_ns is None:
+                job.start_ns = self._start_of(job)
+            if job.start_ns is None or job.start_ns > now_ns:
+                left.append(job)
+            else:
+                job.started = True
+                job.begin(0, now_ns)
+                running.append(job)
+        return left
+
+    def _is_over(self, job: Job, now_ns: int) -> bool:
+        """End a phase of the job; true when it was the last, and the host has launched everything."""
+        phase = job.log[-1].phase + 1
+        if phase < len(job.phases) or now_ns < job.launched_ns:
+            job.begin(phase, now_ns)
+            return False
+        job.end_ns = now_ns
+        return True
+
+    def _share(self, running: list[Job], now_ns: int) -> None:
+        if len(running) == 2:
+            first, second = running
+            one, two = rates_of_two(first.demand, second.demand, self._sharing)
+            first.use_rate(one, now_ns)
+            second.use_rate(two, now_ns)
             return
-        job.ended_ns = now_ns
-        queue.popleft()
-        self._free_ns[lane] = now_ns
-        self._ends_ns[job.job_id] = now_ns
-        del self._open[job.job_id]
-        ended.append(job)
-
-    def _share(self, now_ns: int) -> None:
-        running = [queue[0] for queue in self._queues.values() if queue and queue[0].started_ns is not None]
-        found = rates([job.demand for job in running], self._sharing)
-        for job, rate in zip(running, found, strict=True):
+        for job, rate in zip(running, rates([job.demand for job in running], self._sharing), strict=True):
             job.use_rate(rate, now_ns)

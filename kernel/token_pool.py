@@ -31,6 +31,9 @@ from muxk.kernel.work import (
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LOST = np.uint64(0xD1B54A32D192ED03)
 """Mixed in where a page does not hold what its row expects there."""
+ONE = np.uint64(1)
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+MIX_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 POWERS_START = 4096
 END_TOKEN = 256
 KEPT_STEPS = 1
@@ -75,11 +78,7 @@ class TokenPool:
         if first:
             page = int(table[(first - 1) // PAGE_SIZE])
             base = self._sums[page] if self._lasts[page] == first - 1 else self._sums[page] ^ LOST
-        with np.errstate(over="ignore"):
-            sums = np.cumsum(
-                (values.astype(np.uint64) + np.uint64(1)) * self._powers[first:end], dtype=np.uint64
-            )
-            sums += base
+        sums = np.cumsum((values.astype(np.uint64) + ONE) * self._powers[first:end]) + base
         places = np.arange(first // PAGE_SIZE, (end - 1) // PAGE_SIZE + 1)
         lasts = np.minimum((places + 1) * PAGE_SIZE, end) - 1
         pages = table[places]
@@ -100,8 +99,7 @@ class TokenPool:
         before = table[rows, np.maximum(positions - 1, 0) // PAGE_SIZE]
         base = np.where(self._lasts[before] == positions - 1, self._sums[before], self._sums[before] ^ LOST)
         base[positions == 0] = 0
-        with np.errstate(over="ignore"):
-            sums = base + (values.astype(np.uint64) + np.uint64(1)) * self._powers[positions]
+        sums = base + (values.astype(np.uint64) + ONE) * self._powers[positions]
         pages = table[rows, positions // PAGE_SIZE]
         self._sums[pages] = sums
         self._lasts[pages] = positions
@@ -173,13 +171,11 @@ def _logprobs(
 
 
 def _powers(count: int) -> Hashes:
-    with np.errstate(over="ignore"):
-        return np.cumprod(np.full(count, HASH_FACTOR, dtype=np.uint64), dtype=np.uint64)
+    return np.cumprod(np.full(count, HASH_FACTOR, dtype=np.uint64))
 
 
 def _mix(values: Hashes) -> Hashes:
     """A 64-bit finaliser (splitmix64): spreads every input bit over the result."""
-    with np.errstate(over="ignore"):
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> SHIFTS[0])) * MIX_FACTORS[0]
+    values = (values ^ (values >> SHIFTS[1])) * MIX_FACTORS[1]
+    return values ^ (values >> SHIFTS[2])

@@ -165,16 +165,16 @@ class SimGpu:
         assert isinstance(lane, GpuLane)
         assert self._port is not None, "start the device before launching"
         now_ns = self._port.now_ns()
-        for ended in self._timeline.advance(now_ns):
-            self._settle(ended, now_ns)
+        for ended in self._timeline.forget(now_ns):
+            del self._outputs[ended], self._posted[ended]
         load = load_of(item, self.layers)
         factor = math.exp(self._options.noise * normal(self._options.seed, item.item_id))
         phases = [PhaseCost(ns * factor, moved) for ns, moved in self._cost.phases(load, len(lane.units))]
         ready_ns, launched_ns = self._host_launch(load, now_ns)
         decode = None if item.decode is None else self._pool.decode(item.decode)
         self._outputs[item.item_id] = (self._run(item), decode)
-        self._timeline.add(lane.number, Job(item.item_id, phases, ready_ns, launched_ns, after))
-        for foreseen in self._timeline.copy().run_out():
+        job = Job(item.item_id, lane.number, phases, ready_ns, launched_ns, tuple(after))
+        for foreseen in self._timeline.add(job, now_ns):
             self._post(foreseen, now_ns)
 
     def discard(self, batch_id: int) -> None:
@@ -219,31 +219,26 @@ class SimGpu:
     def _post(self, job: Job, now_ns: int) -> None:
         """Foresee a completion; one that was foreseen at another time is taken back."""
         assert self._port is not None
-        assert job.started_ns is not None
-        assert job.ended_ns is not None
+        assert job.start_ns is not None
+        assert job.end_ns is not None
         posted = self._posted.get(job.job_id)
         if posted is not None:
-            if posted.started_ns == job.started_ns and posted.ended_ns == job.ended_ns:
+            if posted.started_ns == job.start_ns and posted.ended_ns == job.end_ns:
                 return
             self._port.cancel(posted.timer)
         output, decode = self._outputs[job.job_id]
         done = ItemDone(
             job.job_id,
-            job.started_ns,
-            job.ended_ns,
+            job.start_ns,
+            job.end_ns,
             output.tokens,
             output.logprobs,
             output.prompt_logprobs,
             decode,
         )
-        delay_ns = max(0, job.ended_ns + self._options.host.wakeup_ns - now_ns)
+        delay_ns = max(0, job.end_ns + self._options.host.wakeup_ns - now_ns)
         timer = self._port.post_after(delay_ns, done)
-        self._posted[job.job_id] = _Posted(job.started_ns, job.ended_ns, timer)
-
-    def _settle(self, job: Job, now_ns: int) -> None:
-        """An item ended: its completion, if it is still on its way, can not move any more."""
-        self._post(job, now_ns)
-        del self._outputs[job.job_id], self._posted[job.job_id]
+        self._posted[job.job_id] = _Posted(job.start_ns, job.end_ns, timer)
 
 
 def load_of(item: Item, layers: int) -> ItemLoad:
@@ -252,8 +247,8 @@ def load_of(item: Item, layers: int) -> ItemLoad:
     count = item.last_layer - item.first_layer
     begins, ends = item.first_layer == 0, item.last_layer == layers
     if isinstance(work, DecodeWork):
-        rows = work.rows
-        return ItemLoad(count, rows, work.context_tokens, 0, 0, 0, 0, rows * begins, rows * ends)
+        batch = work.rows
+        return ItemLoad(count, batch, work.context_tokens, 0, 0, 0, 0, batch * begins, batch * ends)
     if isinstance(work, ProbeWork):
         return _probe_load(work, count, layers)
     decode_rows, decode_context = (0, 0) if step is None else (step.rows, step.context_tokens)
