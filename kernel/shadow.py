@@ -54,6 +54,26 @@ def effects(point: str, answer: Any) -> dict[str, Any]:
     return {point: answer.index if point == "victim" else answer.keep}
 
 
+def in_classes_of(policy: Policy, point: str, view: Any) -> Any:
+    """A question as a policy gets it that has other classes than the one it was put to first."""
+    replace = msgspec.structs.replace
+
+    def own(request: RequestView) -> RequestView:
+        return replace(request, class_name=policy.classify(request).chosen.name)
+
+    if isinstance(view, RequestView):
+        return view if point == "classify" else own(view)
+    if isinstance(view, AdmitView):
+        return replace(view, request=own(view.request))
+    if isinstance(view, FormView):
+        return replace(view, head=own(view.head))
+    if isinstance(view, OrderQuestion):
+        return OrderQuestion(view.now_ns, tuple(map(own, view.requests)), {})
+    if isinstance(view, VictimQuestion):
+        return VictimQuestion(view.now_ns, tuple(map(own, view.requests)))
+    return view
+
+
 class ShadowTally:
     """How often a shadow was asked and differed, by decision point; all actors of a server add to one."""
 
@@ -106,7 +126,7 @@ class Shadow:
         began_ns = self._now_ns()
         try:
             if self._policy.classes != classes:
-                view = self._with_own_classes(point, view)
+                view = in_classes_of(self._policy, point, view)
             own = ask(self._policy, point, view)
             differs = self._count(effects(point, answer), effects(point, own))
         except Exception as error:  # whatever is wrong with it, the policy in force goes on
@@ -129,24 +149,6 @@ class Shadow:
                     tally.differed[point] += 1
                     differs.append(point)
         return tuple(differs)
-
-    def _with_own_classes(self, point: str, view: Any) -> Any:
-        replace = msgspec.structs.replace
-        if isinstance(view, RequestView):
-            return view if point == "classify" else self._own(view)
-        if isinstance(view, AdmitView):
-            return replace(view, request=self._own(view.request))
-        if isinstance(view, FormView):
-            return replace(view, head=self._own(view.head))
-        if isinstance(view, OrderQuestion):
-            return OrderQuestion(view.now_ns, tuple(map(self._own, view.requests)), {})
-        if isinstance(view, VictimQuestion):
-            return VictimQuestion(view.now_ns, tuple(map(self._own, view.requests)))
-        return view
-
-    def _own(self, request: RequestView) -> RequestView:
-        chosen = self._policy.classify(request).chosen
-        return msgspec.structs.replace(request, class_name=chosen.name)
 
     def _note_error(self, text: str) -> None:
         errors = self.tally.errors

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 from muxk.kernel.journal import Forgotten, OrderQuestion, Record, VictimQuestion
 from muxk.kernel.policy import Policy
+from muxk.kernel.shadow import in_classes_of
 from muxk.kernel.view import AdmitView, Decision, FormView, OrderAnswer, RequestView, View
 from muxk.kernel.work import Split
 from muxk.policies.engine import CompiledPolicy
@@ -60,15 +61,25 @@ class Known:
 
 def explain(record: Record, known: Known) -> Explanation:
     """Explain one record: the policy's answer, and the shadow's where it differed."""
-    own = _explain(record, record.sha, record.answer, known)
+    own = _explain(record, record.last_view, record.sha, record.answer, known)
     if record.shadow is None:
         return own
-    other = _explain(record, record.shadow.sha, record.shadow.answer, known)
-    return replace(own, differs=record.shadow.differs, shadow=other)
+    shadow = record.shadow
+    other = _explain(record, _seen_by_shadow(record, shadow.sha, known), shadow.sha, shadow.answer, known)
+    return replace(own, differs=shadow.differs, shadow=other)
 
 
-def _explain(record: Record, sha: str, answer: Any, known: Known) -> Explanation:
-    policy, view = known.find(sha), record.last_view
+def _seen_by_shadow(record: Record, sha: str, known: Known) -> Any:
+    """The question as the shadow got it: its requests are in classes of its own, where it has others."""
+    policy, first = known.find(sha), known.find(record.sha)
+    same = first is not None and policy is not None and first.classes == policy.classes
+    if same or not isinstance(policy, CompiledPolicy):
+        return record.last_view
+    return in_classes_of(policy, record.point, record.last_view)
+
+
+def _explain(record: Record, view: Any, sha: str, answer: Any, known: Known) -> Explanation:
+    policy = known.find(sha)
     names = tuple(map(known.name, request_ids(record)))
     points: tuple[AskedPoint, ...] = ()
     ranked: tuple[SortedRequest, ...] = ()
@@ -81,7 +92,7 @@ def _explain(record: Record, sha: str, answer: Any, known: Known) -> Explanation
         note = f"it was about {view.requests} requests, which are not kept any more"
     else:
         try:
-            points = tuple(_points(policy, record, answer, names))
+            points = tuple(_points(policy, record, view, answer, names))
             ranked = _ranked(policy, record.point, view, answer, known)
         except Exception as error:  # an explanation that fails must not take those of others with it
             note = f"it can not be explained: {error}"
@@ -114,9 +125,9 @@ def request_ids(record: Record) -> tuple[int, ...]:
 
 
 def _points(
-    policy: CompiledPolicy, record: Record, answer: Any, names: Sequence[str]
+    policy: CompiledPolicy, record: Record, view: Any, answer: Any, names: Sequence[str]
 ) -> Iterator[AskedPoint]:
-    question, view = record.point, record.last_view
+    question = record.point
     if answer is None:
         return
     if question == "decide":

@@ -111,6 +111,18 @@ def test_a_shadow_with_classes_of_its_own_judges_by_them() -> None:
     assert told["errors"] == 0
 
 
+def test_a_shadow_with_classes_of_its_own_is_explained_by_them() -> None:
+    server = run(CLASSES)
+    server.send(41 * S, wire.Explain("differences", count=50), OPERATOR)
+    server.run_until(42 * S)
+    (told,) = answers(server, wire.Explained)
+    (shed,) = [one.shadow for one in told.decisions if one.question == "admit"]
+    assert shed.answer == "shed: no"
+    (rule,) = shed.points[0].rules
+    assert (rule.rule, rule.outcome) == ("admit/no-vip", "matched")
+    assert [(value.name, value.value) for value in rule.values] == [("request.class", "'vip'")]
+
+
 def test_a_bad_shadow_is_refused_with_its_place_and_the_old_one_goes_on() -> None:
     server = VirtualServer()
     server.send(1 * S, shadow(ALTERNATIVE), OPERATOR)
