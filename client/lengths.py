@@ -24,7 +24,7 @@ import numpy as np
 from muxk.client.traffic import WorkloadError, mix
 
 STRATUM = 1024
-BLOCKS_KEPT = 512
+BLOCKS_KEPT = 128
 """Of STRATUM numbers each, in a `Draws`: 4 MiB."""
 FIT_STEPS = 200
 NORMAL = NormalDist()
@@ -62,7 +62,7 @@ class Lengths:
         if abs(self._mean_at(low) / self.mean - 1) > 1e-6:
             raise WorkloadError(
                 f"no log-normal with sigma {self.sigma:g} on [{self.min}, {self.max}] has the mean "
-                f"{self.mean:g}; a larger sigma reaches means nearer to the ends"
+                f"{self.mean:g}; a smaller sigma reaches means nearer to the ends"
             )
         return low
 
