@@ -24,14 +24,8 @@ class PhaseCost(NamedTuple):
     """Moved to and from memory."""
 
 
-class Mark(NamedTuple):
-    """A moment at which the rate of a job changed."""
-
-    ns: int
-    phase: int
-    left: float
-    """Of its phase, in ns alone."""
-    rate: float
+Mark = tuple[int, int, float, float]
+"""A moment at which the rate of a job changed: the time, the phase, what is left of it, the rate."""
 
 
 class Job:
@@ -39,14 +33,18 @@ class Job:
 
     __slots__ = (
         "after",
+        "anchor_ns",
         "demand",
         "due_ns",
         "end_ns",
         "job_id",
         "lane",
         "launched_ns",
+        "left",
         "log",
+        "phase",
         "phases",
+        "rate",
         "ready_ns",
         "start_ns",
         "started",
@@ -73,51 +71,56 @@ class Job:
         self.start_ns: int | None = None
         """Known once all that it waits for has a known end."""
         self.end_ns: int | None = None
+        self.phase = 0
+        self.left = 0.0
+        """Of its phase at `anchor_ns`, in ns alone."""
+        self.rate = 0.0
+        self.anchor_ns = 0
         self.due_ns = 0
         """When its phase ends at the present rate."""
         self.demand = 0.0
         """Bytes a ns of its phase when it runs alone."""
 
     def begin(self, phase: int, now_ns: int) -> None:
-        """Enter a phase; after the last one it waits for the host, moving nothing."""
+        """Enter a phase; after the last one it waits for the host, moving nothing. A rate must follow."""
+        self.phase, self.rate, self.anchor_ns = phase, 0.0, now_ns
         if phase < len(self.phases):
-            cost = self.phases[phase]
-            self.demand = cost.bytes / cost.ns
-            self.log.append(Mark(now_ns, phase, cost.ns, 0.0))
+            self.left, moved = self.phases[phase]
+            self.demand = moved / self.left
         else:
-            self.demand = 0.0
-            self.log.append(Mark(now_ns, phase, 0.0, 0.0))
+            self.left = self.demand = 0.0
 
     def use_rate(self, rate: float, now_ns: int) -> None:
-        """Unchanged rates leave no mark, so that an end which nothing disturbs stays to the nanosecond."""
-        mark = self.log[-1]
-        if rate == mark.rate:
+        """An unchanged rate leaves the anchor: an end that nothing disturbs stays to the nanosecond."""
+        if rate == self.rate:
             return
-        left = max(0.0, mark.left - (now_ns - mark.ns) * mark.rate)
-        self.log.append(Mark(now_ns, mark.phase, left, rate))
-        if mark.phase < len(self.phases):
-            self.due_ns = now_ns + math.ceil(left / rate)
-        else:
-            self.due_ns = max(now_ns, self.launched_ns)
+        self.left = left = max(0.0, self.left - (now_ns - self.anchor_ns) * self.rate)
+        self.rate, self.anchor_ns = rate, now_ns
+        self.log.append((now_ns, self.phase, left, rate))
+        self.due_ns = self._due_ns()
+
+    def _due_ns(self) -> int:
+        if self.phase < len(self.phases):
+            return self.anchor_ns + math.ceil(self.left / self.rate)
+        return max(self.anchor_ns, self.launched_ns)
 
     def rewind(self, to_ns: int) -> None:
         """Back to how it was at a time, with the events of that moment behind it."""
         self.end_ns = None
         log = self.log
-        while log and log[-1].ns > to_ns:
+        while log and log[-1][0] > to_ns:
             log.pop()
         if not log:
             self.started = False
             self.start_ns = None
             return
-        mark = log[-1]
-        if mark.phase < len(self.phases):
-            cost = self.phases[mark.phase]
-            self.demand = cost.bytes / cost.ns
-            self.due_ns = mark.ns + math.ceil(mark.left / mark.rate) if mark.rate else mark.ns
+        self.anchor_ns, self.phase, self.left, self.rate = log[-1]
+        if self.phase < len(self.phases):
+            alone_ns, moved = self.phases[self.phase]
+            self.demand = moved / alone_ns
         else:
             self.demand = 0.0
-            self.due_ns = max(mark.ns, self.launched_ns)
+        self.due_ns = self._due_ns()
 
 
 class Timeline:
@@ -180,7 +183,10 @@ class Timeline:
             if waiting:
                 waiting = self._begin(running, waiting, now_ns)
             self._share(running, now_ns)
-            now_ns = min([job.due_ns for job in running] + [job.start_ns for job in waiting if job.start_ns])
+            dues_ns = [job.due_ns for job in running]
+            if waiting:
+                dues_ns += [job.start_ns for job in waiting if job.start_ns is not None]
+            now_ns = min(dues_ns)
             running = [job for job in running if job.due_ns > now_ns or not self._is_over(job, now_ns)]
 
     def _begin(self, running: list[Job], waiting: list[Job], now_ns: int) -> list[Job]:
@@ -199,7 +205,7 @@ class Timeline:
 
     def _is_over(self, job: Job, now_ns: int) -> bool:
         """End a phase of the job; true when it was the last, and the host has launched everything."""
-        phase = job.log[-1].phase + 1
+        phase = job.phase + 1
         if phase < len(job.phases) or now_ns < job.launched_ns:
             job.begin(phase, now_ns)
             return False
@@ -212,6 +218,9 @@ class Timeline:
             one, two = rates_of_two(first.demand, second.demand, self._sharing)
             first.use_rate(one, now_ns)
             second.use_rate(two, now_ns)
+            return
+        if len(running) == 1 and running[0].demand <= self._sharing.bandwidth:
+            running[0].use_rate(1.0, now_ns)
             return
         for job, rate in zip(running, rates([job.demand for job in running], self._sharing), strict=True):
             job.use_rate(rate, now_ns)

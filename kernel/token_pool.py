@@ -34,6 +34,9 @@ LOST = np.uint64(0xD1B54A32D192ED03)
 ONE = np.uint64(1)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 MIX_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8).astype("<i4")
+LETTER_COUNT = np.uint64(27)
+HIGH_BITS = np.uint64(16)
 POWERS_START = 4096
 END_TOKEN = 256
 KEPT_STEPS = 1
@@ -96,9 +99,12 @@ class TokenPool:
         positions = int32_array(work.positions).astype(np.int64)
         self._grow(int(positions.max()) + 1)
         rows = np.arange(work.rows)
-        before = table[rows, np.maximum(positions - 1, 0) // PAGE_SIZE]
-        base = np.where(self._lasts[before] == positions - 1, self._sums[before], self._sums[before] ^ LOST)
-        base[positions == 0] = 0
+        earlier = positions - 1
+        before = table[rows, earlier // PAGE_SIZE]
+        base = self._sums[before]
+        lost = self._lasts[before] != earlier
+        if lost.any():
+            base[lost] ^= LOST
         sums = base + (values.astype(np.uint64) + ONE) * self._powers[positions]
         pages = table[rows, positions // PAGE_SIZE]
         self._sums[pages] = sums
@@ -129,8 +135,7 @@ class TokenPool:
 
     def _tokens(self, mixed: Hashes) -> npt.NDArray[np.int32]:
         """Lower-case letters and spaces, now and then the end token."""
-        letters = ((mixed >> np.uint64(16)) % np.uint64(27)).astype("<i4")
-        tokens = np.where(letters == 26, 32, 97 + letters).astype("<i4")
+        tokens = LETTERS[(mixed >> HIGH_BITS) % LETTER_COUNT]
         if self._end_every is not None:
             tokens[mixed % np.uint64(self._end_every) == 0] = END_TOKEN
         return tokens

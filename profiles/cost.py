@@ -57,18 +57,20 @@ class RooflineCost:
         self._kept_heads: dict[tuple[int, int], PhaseCost] = {}
 
     def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
-        """Attention, GEMMs with the head, elementwise, all-reduce."""
+        """Attention, GEMMs with the head, elementwise kernels, all-reduce.
+
+        Of a decode step the last two are with attention: they are short, and move little.
+        """
         tokens = load.decode_rows + load.chunk_tokens
         gemms, streams, sums = self._by_tokens(tokens, units)
-        layers = load.layers
-        found = [
-            _times(self.attention(load, units), layers),
-            _plus(_times(gemms, layers), self._ends(load, units)),
-            _times(streams, layers),
-        ]
-        if sums.ns:
-            found.append(_times(sums, layers))
-        return found
+        layers, attention = load.layers, self.attention(load, units)
+        products = _plus(_times(gemms, layers), self._ends(load, units))
+        if not load.chunk_tokens:
+            others = _plus(_plus(attention, streams), sums)
+            return (_times(others, layers), products)
+        if not sums.ns:
+            return (_times(attention, layers), products, _times(streams, layers))
+        return (_times(attention, layers), products, _times(streams, layers), _times(sums, layers))
 
     def total_ns(self, load: ItemLoad, units: int) -> float:
         """When it runs alone."""
@@ -174,8 +176,8 @@ def kv_pages(profile: GpuProfile, shape: ModelShape, tp: int) -> int:
     left = memory - weights - reserve
     if left < PAGES_MIN * page:
         raise DoesNotFit(
-            f"{shape.name} does not fit on {profile.name} with tp={tp}: of {memory:,} bytes a GPU the weights "
-            f"take {weights:,} and a reserve {reserve:,}; {max(0, left):,} are left, a page of KV takes {page:,}"
+            f"{shape.name} does not fit on {profile.name} with tp={tp}: of {memory:,} bytes a GPU, weights "
+            f"take {weights:,} and a reserve {reserve:,}; {max(0, left):,} are left, a KV page takes {page:,}"
         )
     return left // page
 

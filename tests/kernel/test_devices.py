@@ -82,12 +82,10 @@ class SlowRunner:
 
 
 class Port:
-    """Delivers what a device posts at once, in the order in which it would be due."""
+    """Collects what a device posts from threads of its own."""
 
     def __init__(self) -> None:
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._later: dict[int, tuple[int, Message]] = {}
-        self._timers = itertools.count()
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -96,19 +94,39 @@ class Port:
         self.messages.put(message)
 
     def post_after(self, delay_ns: int, message: Message) -> Timer:
+        raise NotImplementedError("this device keeps time itself")
+
+    def cancel(self, timer: Timer) -> None:
+        raise NotImplementedError("this device keeps time itself")
+
+    def take(self) -> Message:
+        return self.messages.get(timeout=10)
+
+
+class VirtualPort(Port):
+    """Time goes on to the next message when it is taken, and stands still otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_ns = 0
+        self._later: dict[int, tuple[int, Message]] = {}
+        self._timers = itertools.count()
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def post_after(self, delay_ns: int, message: Message) -> Timer:
         timer = Timer(next(self._timers))
-        self._later[timer.timer_id] = (self.now_ns() + delay_ns, message)
+        self._later[timer.timer_id] = (self._now_ns + delay_ns, message)
         return timer
 
     def cancel(self, timer: Timer) -> None:
         self._later.pop(timer.timer_id, None)
 
     def take(self) -> Message:
-        """The next message; time does not pass for what is only posted for later."""
-        if not self._later:
-            return self.messages.get(timeout=10)
         timer_id = min(self._later, key=lambda timer_id: (self._later[timer_id][0], timer_id))
-        return self._later.pop(timer_id)[1]
+        self._now_ns, message = self._later.pop(timer_id)
+        return message
 
 
 class FixedCost:
@@ -149,7 +167,8 @@ def decode_item(item_id: int) -> Item:
 
 @pytest.fixture(params=sorted(FACTORIES))
 def opened(request: Any) -> Iterator[tuple[Device, Port]]:
-    device, port = FACTORIES[request.param](), Port()
+    device = FACTORIES[request.param]()
+    port = Port() if request.param == "cpu" else VirtualPort()
     device.start(port)
     yield device, port
     device.close()
@@ -255,7 +274,7 @@ def test_a_cpu_of_many_cores_has_a_bounded_number_of_teams() -> None:
 def test_the_simulated_device_sees_a_page_given_away_while_it_is_read() -> None:
     slow = SimCosts(prefill_layer_base_ns=10_000_000_000)
     device = SimDevice(units=2, layers=LAYERS, pages=64, costs=slow)
-    device.start(Port())
+    device.start(VirtualPort())
     device.launch(device.lane(Phase.PREFILL, 1), prefill_item(1, 0, 1, batch_id=1), ())
     with pytest.raises(AssertionError, match="in flight for"):
         device.launch(device.lane(Phase.PREFILL, 1), prefill_item(2, 0, 1, batch_id=2), ())
