@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,8 +66,7 @@ def explain(
     if as_json:
         _print_json(explained)
         return
-    for line in _lines(explained, question["about"]):
-        typer.echo(line)
+    _print_lines(_lines(explained, question["about"]))
 
 
 def _lines(explained: protocol.Explained, about: str) -> Iterator[str]:
@@ -112,6 +111,14 @@ def _seconds(text: str) -> float:
         die(f"--at {text}: {error}{hint}", USAGE)
 
 
+def _print_lines(lines: Iterable[str]) -> None:
+    """Clients name their requests and classes: what they write must not command the operator's terminal."""
+    from muxk.policies.problems import visible
+
+    for line in lines:
+        typer.echo(visible(line))
+
+
 def _print_json(answer: Any) -> None:
     import msgspec
 
@@ -130,5 +137,4 @@ def _explain_record(path: Path, question: ExplainQuestion, as_json: bool) -> Non
         _print_json(recorded)
         return
     show = explain_view.differences if question["about"] == "differences" else explain_view.decisions
-    for line in (*recorded.notes, *show(recorded.decisions)):
-        typer.echo(line)
+    _print_lines((*recorded.notes, *show(recorded.decisions)))

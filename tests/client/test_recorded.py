@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from muxk.actors import protocol as wire
 from muxk.actors.gateway import Gateway
-from muxk.client import explain_view
+from muxk.client import cli, explain_view
 from muxk.client.commands import ExplainQuestion
 from muxk.client.recorded import RecordError, explain_recorded
 from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.recording import Recorder
+from typer.testing import CliRunner
 from virtual_server import MS, S, VirtualServer
 
 HEAD = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: NAME}\nspec:\n  extends: muxwise\n"
@@ -59,6 +60,33 @@ def test_a_request_is_found_by_its_name_and_by_its_id(whole: bytes, tmp_path: Pa
     assert [one.question for one in by_name.decisions][:2] == ["classify", "admit"]
     with pytest.raises(RecordError, match="no request 'nobody'"):
         explain_recorded(path, {"about": "request", "request_id": "nobody"})
+
+
+HOSTILE = "\x07\r\x1b]0;gone\x07\u202e"
+NAMED = HEAD.replace(
+    "extends: muxwise",
+    "extends: muxwise\n  classes: [{name: vip, when: request.class == 'vip'}, {name: rest}]",
+)
+
+
+def test_what_clients_name_does_not_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+    server = VirtualServer("muxwise", calibrate=False)
+    server.run_until(1 * S)
+    gateway = server.runtime.actor("gateway")
+    assert isinstance(gateway, Gateway)
+    book = gateway._policy._book
+    recorder = book.journal.sink = Recorder(tmp_path / "run", book, "1")
+    server.send(2 * S, wire.SwapPolicy(NAMED, "named.yaml"))
+    server.submit(3 * S, HOSTILE, prompt_token_ids=[65] * 20, max_tokens=2, request_class=HOSTILE)
+    server.run_until(5 * S)
+    recorder.close()
+    shown = CliRunner().invoke(
+        cli.build_app(), ["explain", "--record", str(tmp_path / "run"), "--last", "200"]
+    )
+    assert shown.exit_code == 0
+    assert "first U+0007" in shown.output
+    assert "request.class = 'U+0007" in shown.output
+    assert all(line.isprintable() for line in shown.output.split("\n"))
 
 
 def test_a_policy_whose_text_is_missing_is_told_by_its_answers(whole: bytes, tmp_path: Path) -> None:
