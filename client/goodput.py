@@ -200,7 +200,7 @@ def _next_check(met: dict[float, bool], supported: float, not_met: float, search
     """A rate further out that has nothing near it yet."""
     for factor in CHECKS:
         rate = (not_met if factor > 1 else supported) * factor
-        near = any(abs(math.log(tried / rate)) < abs(math.log(factor)) / 4 for tried in met)
+        near = any(abs(math.log(tried / rate)) < abs(math.log(factor)) / 8 for tried in met)
         if search.lowest <= rate <= search.highest and not near:
             return rate
     return None

@@ -21,10 +21,11 @@ from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 from muxk.client.traffic import WorkloadError, mix
 
 STRATUM = 1024
-BLOCKS_KEPT = 128
+BLOCKS_KEPT = 512
 """Of STRATUM numbers each, in a `Draws`: 4 MiB."""
 FIT_STEPS = 200
 NORMAL = NormalDist()
@@ -96,13 +97,12 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._block: Callable[[int, int], list[float]] = lru_cache(BLOCKS_KEPT)(self._make_block)
+        self._block: Callable[[int, int], npt.NDArray[np.float64]] = lru_cache(BLOCKS_KEPT)(self._make_block)
 
     def at(self, purpose: int, index: int) -> float:
         """The number of the index-th draw for a purpose."""
-        return self._block(purpose, index // STRATUM)[index % STRATUM]
+        return float(self._block(purpose, index // STRATUM)[index % STRATUM])
 
-    def _make_block(self, purpose: int, block: int) -> list[float]:
+    def _make_block(self, purpose: int, block: int) -> npt.NDArray[np.float64]:
         random = np.random.default_rng(mix(self._seed, purpose, block))
-        numbers: list[float] = ((random.permutation(STRATUM) + random.random(STRATUM)) / STRATUM).tolist()
-        return numbers
+        return (random.permutation(STRATUM) + random.random(STRATUM)) / STRATUM

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import msgspec
@@ -93,17 +93,34 @@ class Judgement(msgspec.Struct, frozen=True):
     """Of all requests: those that met TTFT and TPOT."""
 
 
+@dataclass
+class Totals:
+    """What all requests so far amount to."""
+
+    ttft: Histogram = field(default_factory=Histogram)
+    tbt: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=Histogram)
+    end_to_end: Histogram = field(default_factory=Histogram)
+    max_gaps: Histogram = field(default_factory=Histogram)
+    """Of each request with two tokens or more: its largest gap."""
+    requests: int = 0
+    completed: int = 0
+    good: int = 0
+    """Completed, with TTFT and TPOT in their SLOs."""
+    gaps_over: int = 0
+    """Over the TBT SLO."""
+    stalls: int = 0
+    prompt_tokens: int = 0
+    completed_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
 class Measures:
     """Takes requests in any order: `add`. Then `judge()` and `figures()`, at any time."""
 
     def __init__(self, objectives: Objectives = Objectives()) -> None:
         self.objectives = objectives
-        self.ttft, self.tbt, self.tpot, self.end_to_end = (Histogram() for _ in range(4))
-        self.max_gaps = Histogram()
-        """Of each request: its largest gap."""
-        self.requests = self.completed = self.good = self.stalls = 0
-        self.gaps_over = 0
-        self.prompt_tokens = self.output_tokens = self.completed_prompt_tokens = 0
+        self._totals = Totals()
         self._first_arrival_ns: int | None = None
         self._last_arrival_ns = 0
         self._last_event_ns = 0
@@ -118,9 +135,9 @@ class Measures:
     def add(self, served: Served) -> None:
         """Count one request, once. Raises ValueError for token times that descend or precede the arrival."""
         _check(served)
-        self.requests += 1
-        self.prompt_tokens += served.prompt_tokens
-        self.output_tokens += len(served.token_ns)
+        self._totals.requests += 1
+        self._totals.prompt_tokens += served.prompt_tokens
+        self._totals.output_tokens += len(served.token_ns)
         self._note_queue(served)
         self._waiting_flush.append(served)
         self._waiting_tokens += 1 + len(served.token_ns)
@@ -156,18 +173,18 @@ class Measures:
         arrivals = np.array([served.arrival_ns for served in batch], np.int64)
         completed = np.array([served.completed for served in batch], np.bool_)
         ttft = times[firsts] - arrivals
-        self.ttft.add(ttft)
-        self.end_to_end.add((times[lasts] - arrivals)[completed])
+        self._totals.ttft.add(ttft)
+        self._totals.end_to_end.add((times[lasts] - arrivals)[completed])
         self._count_gaps(times, firsts, lengths)
         several = lengths > 1
         tpot = np.zeros(len(batch), np.int64)
         tpot[several] = (times[lasts] - times[firsts])[several] // (lengths[several] - 1)
-        self.tpot.add(tpot[several & completed])
+        self._totals.tpot.add(tpot[several & completed])
         prompts = [served.prompt_tokens for served in batch]
         allowed = np.array([self.objectives.ttft_ns(tokens) for tokens in prompts], np.int64)
-        self.completed += int(completed.sum())
-        self.completed_prompt_tokens += int(np.array(prompts, np.int64)[completed].sum())
-        self.good += int((completed & (ttft <= allowed) & (tpot <= self.objectives.tpot_ns)).sum())
+        self._totals.completed += int(completed.sum())
+        self._totals.completed_prompt_tokens += int(np.array(prompts, np.int64)[completed].sum())
+        self._totals.good += int((completed & (ttft <= allowed) & (tpot <= self.objectives.tpot_ns)).sum())
 
     def _count_gaps(
         self, times: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
@@ -177,14 +194,20 @@ class Measures:
         within[firsts] = False
         gaps[firsts] = 0
         pooled = gaps[within]
-        self.tbt.add(pooled)
-        self.gaps_over += int((pooled > self.objectives.tbt_ns).sum())
-        self.stalls += int((pooled > self.objectives.stall_factor * self.objectives.tbt_ns).sum())
-        self.max_gaps.add(np.maximum.reduceat(gaps, firsts)[lengths > 1])
+        self._totals.tbt.add(pooled)
+        self._totals.gaps_over += int((pooled > self.objectives.tbt_ns).sum())
+        self._totals.stalls += int((pooled > self.objectives.stall_factor * self.objectives.tbt_ns).sum())
+        self._totals.max_gaps.add(np.maximum.reduceat(gaps, firsts)[lengths > 1])
+
+    @property
+    def totals(self) -> Totals:
+        """Over all requests that were added."""
+        self._flush()
+        return self._totals
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """(requests, their prompt tokens) that had no first token at the last arrival."""
+        """(requests, prompt tokens) without a first token at the last arrival; the last one is among them."""
         later = self._prefilled_later
         return self._never + len(later), self._never_tokens + sum(tokens for _, tokens in later)
 
@@ -195,17 +218,16 @@ class Measures:
 
     def judge(self) -> Judgement:
         """A run without requests meets nothing."""
-        self._flush()
-        limits = self.objectives
+        limits, totals = self.objectives, self.totals
         waiting, waiting_tokens = self.waiting
-        over = self.gaps_over / self.tbt.count if self.tbt.count else 0.0
-        waiting_share = waiting / self.requests if self.requests else 0.0
-        tokens_share = waiting_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        over = totals.gaps_over / totals.tbt.count if totals.tbt.count else 0.0
+        waiting_share = waiting / totals.requests if totals.requests else 0.0
+        tokens_share = waiting_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0
         stable = max(waiting_share, tokens_share) <= limits.waiting_max
-        good = self.good / self.requests if self.requests else 0.0
+        good = totals.good / totals.requests if totals.requests else 0.0
         return Judgement(
-            strict=self.requests > 0 and stable and over <= limits.gaps_over_max,
-            joint=self.requests > 0 and good >= limits.joint_share,
+            strict=totals.requests > 0 and stable and over <= limits.gaps_over_max,
+            joint=totals.requests > 0 and good >= limits.joint_share,
             gaps_over_share=over,
             waiting_share=waiting_share,
             waiting_tokens_share=tokens_share,
@@ -215,24 +237,24 @@ class Measures:
 
     def figures(self) -> dict[str, float]:
         """With the keys of `vllm bench serve`; `request_goodput` counts requests that met TTFT and TPOT."""
-        self._flush()
+        totals = self.totals
         seconds = self.seconds or 1.0
         return {
             "duration": self.seconds,
-            "completed": self.completed,
-            "failed": self.requests - self.completed,
-            "total_input_tokens": self.completed_prompt_tokens,
-            "total_output_tokens": self.output_tokens,
-            "request_throughput": self.completed / seconds,
-            "request_goodput": self.good / seconds,
-            "output_throughput": self.output_tokens / seconds,
-            "total_token_throughput": (self.completed_prompt_tokens + self.output_tokens) / seconds,
-            **_times("ttft", self.ttft),
-            **_times("tpot", self.tpot),
-            **_times("itl", self.tbt),
-            **_times("e2el", self.end_to_end),
-            **_times("max_gap", self.max_gaps),
-            "stalls": self.stalls,
+            "completed": totals.completed,
+            "failed": totals.requests - totals.completed,
+            "total_input_tokens": totals.completed_prompt_tokens,
+            "total_output_tokens": totals.output_tokens,
+            "request_throughput": totals.completed / seconds,
+            "request_goodput": totals.good / seconds,
+            "output_throughput": totals.output_tokens / seconds,
+            "total_token_throughput": (totals.completed_prompt_tokens + totals.output_tokens) / seconds,
+            **_times("ttft", totals.ttft),
+            **_times("tpot", totals.tpot),
+            **_times("itl", totals.tbt),
+            **_times("e2el", totals.end_to_end),
+            **_times("max_gap", totals.max_gaps),
+            "stalls": totals.stalls,
         }
 
 
