@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from muxk.kernel.journal import OrderQuestion, Record, VictimQuestion
-from muxk.kernel.view import AdmitView, FormAnswer, FormView, PrefillView, RequestView, View
+from muxk.kernel.view import AdmitView, FormAnswer, FormView, OrderAnswer, PrefillView, RequestView, View
 from muxk.policies.explain import request_ids
 
 ORDERS_TOLD = 2
@@ -67,27 +67,29 @@ def _batches_of(records: Sequence[Record], wanted: frozenset[int]) -> tuple[list
     """Answers of `form` that took a request, and the arrivals by which views name their batches.
 
     That is of the oldest request in it.
-    Admission asks `order`, then `form` at the same moment, and takes the first ones that fit.
+    Admission asks `order`, then `form` at the same moment, and takes the first ones that fit. Each question
+    is read once: this may run beside the server, whose journal forgets them when they grow old.
     """
     forms: list[Record] = []
     arrivals: list[int] = []
-    ordered: Record | None = None
+    ordered: tuple[OrderQuestion, OrderAnswer] | None = None
     for record in records:
-        if isinstance(record.view, OrderQuestion):
-            ordered = record
-        elif isinstance(record.answer, FormAnswer) and ordered is not None and ordered.at_ns == record.at_ns:
-            taken = _taken(ordered, record.answer)
+        view, answer = record.view, record.answer
+        if isinstance(view, OrderQuestion):
+            ordered = view, answer
+        elif isinstance(answer, FormAnswer) and ordered is not None and ordered[0].now_ns == record.at_ns:
+            taken = _taken(*ordered, answer)
             if any(request.request_id in wanted for request in taken):
                 forms.append(record)
                 arrivals.append(min(request.arrival_ns for request in taken))
     return forms, arrivals
 
 
-def _taken(ordered: Record, form: FormAnswer) -> list[RequestView]:
+def _taken(question: OrderQuestion, order: OrderAnswer, form: FormAnswer) -> list[RequestView]:
     taken: list[RequestView] = []
     tokens = 0
-    for index in ordered.answer.order:
-        request = ordered.view.requests[index]
+    for index in order.order:
+        request = question.requests[index]
         tokens += request.prompt_tokens + request.generated_tokens
         if taken and (len(taken) >= form.max_requests or tokens > form.max_tokens):
             break
