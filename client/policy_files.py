@@ -55,9 +55,26 @@ def read_policy(policy: str | Path) -> tuple[str, str]:
         file = resources.files("muxk.policies").joinpath(f"{policy}.yaml")
         return file.read_text(encoding="utf-8"), f"{policy}.yaml"
     try:
-        return Path(policy).read_text(encoding="utf-8"), str(policy)
+        return _read(Path(policy)), str(policy)
     except FileNotFoundError:
         names = ", ".join(shipped)
         raise PolicyNotFound(f"no policy file {str(policy)!r}; shipped policies are: {names}") from None
-    except (OSError, ValueError) as error:
-        raise PolicyNotFound(f"can not read policy {policy}: {error}") from error
+    except OSError as error:
+        raise PolicyNotFound(f"{policy} can not be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise PolicyNotFound(f"{policy} is not UTF-8 text: byte {error.start}") from error
+    except ValueError as error:
+        raise PolicyNotFound(f"{str(policy)!r} is no path: {error}") from error
+
+
+def _read(path: Path) -> str:
+    """The text of a file, unless no server would take a frame with it. Raises OSError, UnicodeDecodeError."""
+    from muxk.policies.loader import MAX_CHARACTERS
+
+    bytes_max = 4 * MAX_CHARACTERS
+    with path.open("rb") as file:
+        data = file.read(bytes_max + 1)
+    text = "" if len(data) > bytes_max else data.decode("utf-8")
+    if len(data) > bytes_max or len(text) > MAX_CHARACTERS:
+        raise PolicyNotFound(f"{path} is larger than {MAX_CHARACTERS:,} characters, the bound of a policy")
+    return text
