@@ -19,6 +19,10 @@ HELD_OUT_OF = 3
 """One shape in so many is held out."""
 VIDUR_RESOLUTION_NS = 10_000.0
 """Vidur's tables are in whole microseconds: shorter rows are fitted, but say nothing about the error."""
+VIDUR_SHAPE = (
+    *("n_embd", "n_head", "n_kv_head", "n_expanded_embd"),
+    *("num_tokens", "num_tensor_parallel_workers"),
+)
 HEAD_DIM = 128
 GEMM_DIMENSION_MIN = 512
 """Smaller products are none of a decoder's."""
@@ -66,22 +70,19 @@ def _number(path: Path, line: int, row: dict[str, str], key: str) -> float:
     return value
 
 
+def _count(path: Path, line: int, row: dict[str, str], key: str) -> int:
+    count = int(_number(path, line, row, key))
+    if count < 1:
+        raise TableError(f"{path.name}:{line}: {key} is {count}, not a count")
+    return count
+
+
 def vidur_layers(path: Path) -> tuple[list[Row], list[Row]]:
     """GEMMs (tokens, columns, inner) and elementwise kernels (kernel, bytes) of Vidur's MLP tables."""
     gemms: list[Row] = []
     streams: list[Row] = []
     for line, row in _csv_rows(path):
-        hidden, heads, kv_heads, inner, tokens, tp = (
-            int(_number(path, line, row, key))
-            for key in (
-                "n_embd",
-                "n_head",
-                "n_kv_head",
-                "n_expanded_embd",
-                "num_tokens",
-                "num_tensor_parallel_workers",
-            )
-        )
+        hidden, heads, kv_heads, inner, tokens, tp = (_count(path, line, row, key) for key in VIDUR_SHAPE)
         head_dim = hidden // heads
         shapes = {
             "attn_pre_proj": ("qkv", (heads + 2 * kv_heads) * head_dim // tp, hidden),
