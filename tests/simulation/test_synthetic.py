@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -134,7 +135,7 @@ def test_the_same_seed_gives_the_same_requests_in_every_process() -> None:
     printed = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=True,
@@ -172,6 +173,7 @@ def test_in_a_closed_loop_the_next_turn_waits_for_the_answer_and_says_the_same()
             assert following.prompt == second[request.session].prompt
             thought.append((following.arrival_ns - late_ns) / 1e9)
     assert np.mean(thought) == pytest.approx(4.0, rel=0.1)
+    assert np.std(thought) == pytest.approx(4.0, rel=0.15)
     assert min(thought) >= 0
 
 

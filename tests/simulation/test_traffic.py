@@ -10,7 +10,16 @@ from muxk.actors.page_pool import PagePool
 from muxk.client.arrivals import Arrivals
 from muxk.client.reuse import PrefixReuse
 from muxk.client.synthetic import synthetic
-from muxk.client.traffic import FIRST_ORDINARY_ID, Span, WorkloadError, answer_ids, stream_ids, token_ids
+from muxk.client.traffic import (
+    FIRST_ORDINARY_ID,
+    GOLDEN,
+    MASK,
+    Span,
+    WorkloadError,
+    answer_ids,
+    stream_ids,
+    token_ids,
+)
 
 VOCABULARY = 32_000
 
@@ -34,6 +43,14 @@ def test_ids_are_ordinary_tokens_of_the_vocabulary_and_differ_between_streams() 
     assert np.bincount(ids)[FIRST_ORDINARY_ID:].min() > 20
     same = (stream_ids(Span(1, 0, 1000), VOCABULARY) == stream_ids(Span(2, 0, 1000), VOCABULARY)).sum()
     assert same < 5
+
+
+def test_streams_with_close_numbers_are_no_shifted_copies_of_each_other() -> None:
+    first = stream_ids(Span(5, 0, 500), VOCABULARY).tolist()
+    for step in (1, GOLDEN):
+        other = stream_ids(Span(5 + step & MASK, 0, 500), VOCABULARY).tolist()
+        assert first[:50] not in [other[at : at + 50] for at in range(450)]
+        assert other[:50] not in [first[at : at + 50] for at in range(450)]
 
 
 def test_what_a_model_said_stands_in_place_of_the_planned_answer() -> None:
