@@ -44,6 +44,7 @@ KEPT_STEPS = 1
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 class TokenPool:
@@ -133,9 +134,9 @@ class TokenPool:
         chosen = self._allowed(tokens.tolist(), mixed, sampling, rows)
         return StepOutput(int32_bytes(chosen), _logprobs(sampling, rows, lengths.tolist(), chosen))
 
-    def _tokens(self, mixed: Hashes) -> npt.NDArray[np.int32]:
+    def _tokens(self, mixed: Hashes) -> Tokens:
         """Lower-case letters and spaces, now and then the end token."""
-        tokens = LETTERS[(mixed >> HIGH_BITS) % LETTER_COUNT]
+        tokens: Tokens = LETTERS[(mixed >> HIGH_BITS) % LETTER_COUNT]
         if self._end_every is not None:
             tokens[mixed % np.uint64(self._end_every) == 0] = END_TOKEN
         return tokens
@@ -176,7 +177,7 @@ def _logprobs(
 
 
 def _powers(count: int) -> Hashes:
-    return np.cumprod(np.full(count, HASH_FACTOR, dtype=np.uint64))
+    return np.cumprod(np.full(count, HASH_FACTOR, dtype=np.uint64), dtype=np.uint64)
 
 
 def _mix(values: Hashes) -> Hashes:

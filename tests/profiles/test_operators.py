@@ -34,6 +34,7 @@ PARAMETERS = {
     "llama-3.1-8b": 8.03e9,
     "qwen3-235b-a22b": 235.1e9,
     "qwen3-8b": 8.19e9,
+    "smollm2-135m-instruct": 0.1345e9,
 }
 
 
