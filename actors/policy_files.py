@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import anyio
@@ -12,6 +11,7 @@ from muxk.kernel.policy import Policy, PolicyText
 from muxk.policies.engine import CompiledPolicy, compile_policy, shipped_policies
 from muxk.policies.loader import MAX_CHARACTERS
 from muxk.policies.registry import installed_policies, open_policy
+from muxk.policies.shipped_files import shipped_text
 
 BYTES_MAX = 4 * MAX_CHARACTERS
 """More is not read: the compiler refuses a text of so many characters."""
@@ -41,7 +41,7 @@ def open_with_text(name_or_path: str, settings: Mapping[str, str]) -> OpenedPoli
         filename, source = name_or_path, ""
         if isinstance(policy, CompiledPolicy) and name_or_path in shipped_policies():
             filename = f"{name_or_path}.yaml"
-            source = resources.files("muxk.policies").joinpath(filename).read_text(encoding="utf-8")
+            source = shipped_text(name_or_path)
         return OpenedPolicy(policy, PolicyText(source, filename, settings), None)
     try:
         source = _read(path)

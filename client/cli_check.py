@@ -79,7 +79,8 @@ def _installed(name: str, values: dict[str, str]) -> CheckedFile:
     """A policy that is known by name: a shipped one, or one of another package, which may be in Python."""
     from muxk.policies.checking import CheckedFile, check_file
     from muxk.policies.engine import CompiledPolicy, shipped_policies
-    from muxk.policies.policy_choice import open_choice, shipped_text
+    from muxk.policies.policy_choice import open_choice
+    from muxk.policies.shipped_files import shipped_text
 
     if name in shipped_policies():
         checked = check_file(shipped_text(name), f"{name}.yaml", values)

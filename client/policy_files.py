@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 from muxk.client import protocol
@@ -34,7 +33,7 @@ def shadow_command(policy: str | Path | None, settings: Mapping[str, str] | None
 
 def _may_be_installed_there(policy: str) -> bool:
     """A name that neither ships nor is a file here; the server has policies of its own in Python."""
-    from muxk.policies.engine import shipped_policies
+    from muxk.policies.shipped_files import shipped_policies
 
     if not _NAME.fullmatch(policy) or policy.endswith((".yaml", ".yml")):
         return False
@@ -48,12 +47,11 @@ def read_policy(policy: str | Path) -> tuple[str, str]:
     """
     if isinstance(policy, str) and "\n" in policy:
         return policy, "<text>"
-    from muxk.policies.engine import shipped_policies
+    from muxk.policies.shipped_files import shipped_policies, shipped_text
 
     shipped = shipped_policies()
     if str(policy) in shipped:
-        file = resources.files("muxk.policies").joinpath(f"{policy}.yaml")
-        return file.read_text(encoding="utf-8"), f"{policy}.yaml"
+        return shipped_text(str(policy)), f"{policy}.yaml"
     try:
         return _read(Path(policy)), str(policy)
     except FileNotFoundError:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from muxk.kernel.view import (
 )
 from muxk.policies.answers import POINTS, Context, Verdict
 from muxk.policies.classes import Classes
-from muxk.policies.inheritance import DEFAULTS
 from muxk.policies.loader import MAX_CHARACTERS, load
 from muxk.policies.marks import Node, plain
 from muxk.policies.migrations import current
@@ -43,6 +41,8 @@ from muxk.policies.rules import Rule as Rule
 from muxk.policies.schema import PolicySource, read_policy
 from muxk.policies.scopes import DecideScope, RequestScope, SortScope
 from muxk.policies.shares import with_classes
+from muxk.policies.shipped_files import DEFAULTS, shipped_text
+from muxk.policies.shipped_files import shipped_policies as shipped_policies
 from muxk.policies.units import TtftSlo
 
 _PRIORITIES = frozenset({"request.priority", "head.priority"})
@@ -202,19 +202,8 @@ def load_policy(path_or_name: str | Path, settings: Mapping[str, str] | None = N
     """
     name = str(path_or_name)
     if name in shipped_policies():
-        return compile_policy(_shipped_text(name), f"{name}.yaml", settings)
+        return compile_policy(shipped_text(name), f"{name}.yaml", settings)
     return compile_policy(_read(Path(path_or_name)), name, settings)
-
-
-def shipped_policies() -> tuple[str, ...]:
-    """Names of the policies that come with muxk."""
-    files = resources.files("muxk.policies").iterdir()
-    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-    return tuple(name for name in names if name != DEFAULTS and not name.endswith(".test"))
-
-
-def _shipped_text(name: str) -> str:
-    return resources.files("muxk.policies").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 @cache
@@ -222,7 +211,7 @@ def _shipped_root(name: str) -> Node | None:
     """What a shipped file says; kept, as every policy extends one and nodes never change."""
     if name != DEFAULTS and name not in shipped_policies():
         return None
-    return load(_shipped_text(name), f"{name}.yaml", Report())
+    return load(shipped_text(name), f"{name}.yaml", Report())
 
 
 def _read(path: Path) -> str:

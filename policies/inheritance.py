@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from muxk.policies.answers import POINTS
 from muxk.policies.marks import Entry, MappingNode, Node, Scalar, SequenceNode
-from muxk.policies.problems import Mark, Report
+from muxk.policies.problems import Mark, Report, did_you_mean
 from muxk.policies.sections import identifier
+from muxk.policies.shipped_files import DEFAULTS, shipped_policies
 
 MAX_BASES = 8
-DEFAULTS = "defaults"
 REST = "base"
 """The last item of a list of rules that goes on with those of the extended policy."""
 ALWAYS = "always"
@@ -43,7 +43,9 @@ def _chain(spec: MappingNode, base: Base, report: Report) -> list[MappingNode]:
         below_spec = below.get("spec") if isinstance(below, MappingNode) else None
         if not isinstance(below_spec, MappingNode):
             node = spec.get("extends") or spec
-            report.add(node.mark, f"there is no shipped policy '{extends[:40]}' to extend", "such as muxwise")
+            shipped = shipped_policies()
+            hint = did_you_mean(extends, shipped, f"there are {', '.join(shipped)}")
+            report.add(node.mark, f"there is no shipped policy '{extends[:40]}' to extend", hint)
             return specs
         specs.append(below_spec)
         extends = "" if extends == DEFAULTS else _extends(below_spec, report)

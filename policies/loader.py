@@ -201,7 +201,8 @@ def fields(node: Node, known: Mapping[str, str], what: str, report: Report) -> d
         what: names the mapping in messages, such as "a rule".
     """
     if not isinstance(node, MappingNode):
-        report.add(node.mark, f"{what} must be a mapping of keys to values", code="wrong-type")
+        hint = f"known here: {', '.join(known)}"
+        report.add(node.mark, f"{what} must be a mapping of keys to values", hint, "wrong-type")
         return {}
     found: dict[str, Node] = {}
     before: Entry | None = None

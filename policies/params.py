@@ -60,7 +60,8 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
     type_node, default = found.get("type"), found.get("default")
     if not isinstance(type_node, Scalar) or type_node.text not in TYPES:
         mark = type_node.mark if type_node is not None else node.mark
-        report.add(mark, f"param '{name}' needs a type: {one_of(TYPES)}")
+        written = type_node.text if isinstance(type_node, Scalar) else ""
+        report.add(mark, f"param '{name}' needs a type: {one_of(TYPES)}", did_you_mean(written, TYPES))
         return None
     if default is None:
         report.add(node.mark, f"param '{name}' needs a default", code="missing-key")

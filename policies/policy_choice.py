@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from muxk.kernel.policy import Policy
@@ -14,6 +13,7 @@ from muxk.policies.loader import MAX_CHARACTERS, load, normalise
 from muxk.policies.marks import MappingNode, Node, Scalar
 from muxk.policies.problems import Mark, PolicyError, Problem, Report, did_you_mean
 from muxk.policies.registry import installed_policies, open_policy
+from muxk.policies.shipped_files import shipped_text
 
 FILES_MAX = 200
 """Of a folder that may be meant where a path is wrong."""
@@ -175,11 +175,6 @@ def choose(text: str, filename: str, label: str, settings: Mapping[str, str]) ->
     """A policy from its text. Raises PolicyError."""
     policy = compile_policy(text, filename, settings)
     return PolicyChoice(label, policy, text, filename, settings, _own_rules(policy))
-
-
-def shipped_text(name: str) -> str:
-    """The YAML text of a shipped policy."""
-    return resources.files("muxk.policies").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def read_text(path: Path) -> str:

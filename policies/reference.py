@@ -18,7 +18,6 @@ from muxk.policies.marks import MappingNode, Node, SequenceNode, written
 from muxk.policies.names import ASKED, MAX_KEY_COST
 from muxk.policies.operators import BUILTINS, SIGNS, result
 from muxk.policies.params import TYPES
-from muxk.policies.policy_choice import shipped_text
 from muxk.policies.policy_test_expect import EXPECTATIONS_MAX
 from muxk.policies.policy_test_schema import policy_test_schema
 from muxk.policies.policy_test_spec import DeviceText
@@ -32,6 +31,7 @@ from muxk.policies.reference_names import (
     names_section,
 )
 from muxk.policies.rules import OnError
+from muxk.policies.shipped_files import DEFAULTS, shipped_text
 from muxk.policies.shown import duration, size
 from muxk.policies.units import COUNTS, DURATION_NS, SIZES, Type
 from muxk.policies.vocabulary import MAX_COST
@@ -92,7 +92,7 @@ def _file() -> str:
 
 def _defaults() -> MappingNode:
     """The spec of the policy that every policy extends."""
-    root = loader.load(shipped_text(inheritance.DEFAULTS), inheritance.DEFAULTS, Report())
+    root = loader.load(shipped_text(DEFAULTS), DEFAULTS, Report())
     spec = root.get("spec") if isinstance(root, MappingNode) else None
     assert isinstance(spec, MappingNode), "defaults is a policy"
     return spec

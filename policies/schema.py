@@ -276,7 +276,8 @@ def _check_order(node: SequenceNode, point: str, rules: tuple[RuleSource, ...], 
     always: RuleSource | None = None
     for item, rule in zip(node.items, rules, strict=True):
         if always is not None:
-            hint = f"rule '{always.name}' before it always matches; give that one a 'when'"
+            which = f"rule '{always.name}'" if always.name else f"the rule on line {always.mark.line}"
+            hint = f"{which} before it always matches; give that one a 'when'"
             inherited = is_inherited(item.mark, node)
             what = f"'{REST}' at the end" if inherited else "this rule"
             mark = always.mark if inherited else item.mark

@@ -18,8 +18,8 @@ from muxk.kernel.work import Split
 from muxk.policies.checking import CheckedPolicy, check_policy
 from muxk.policies.engine import compile_policy, shipped_policies
 from muxk.policies.formulas import Budget, Numbers, Words, contradictory
-from muxk.policies.policy_choice import shipped_text
 from muxk.policies.problems import Severity
+from muxk.policies.shipped_files import shipped_text
 
 MS = 1_000_000
 HEAD = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: test}\nspec:\n"

@@ -276,3 +276,27 @@ def test_a_policy_is_found_by_path_and_by_name(tmp_path: Path, policy_text: Text
     assert load_policy(tmp_path / "mine.yaml").name == "test"
     assert load_policy(str(tmp_path / "mine.yaml")).name == "test"
     assert load_policy("inflight").name == "inflight"
+
+
+NEAR_MISSES = """apiVersion: muxk/v1beta1
+kind: SchedulingPolicy
+metadata: {name: near}
+spec:
+  extends: muxwse
+  params: {burst: {type: numbr, default: 1}}
+  order: request.arrival
+  form:
+    - {when: true, then: {requests: 4, tokens: 2k}}
+    - {name: more, then: {requests: 4, tokens: 2k}}
+"""
+
+
+def test_near_misses_are_told_with_what_was_meant() -> None:
+    hints = {problem.line: problem.hint for problem in problems(NEAR_MISSES)}
+    assert hints == {
+        5: "did you mean 'muxwise'?",
+        6: "did you mean 'number'?",
+        7: "known here: by",
+        9: "",
+        10: "the rule on line 9 before it always matches; give that one a 'when'",
+    }
