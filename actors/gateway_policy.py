@@ -7,6 +7,7 @@ the runtime; one with a mistake changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from muxk.actors import protocol as wire
@@ -62,9 +63,16 @@ class GatewayPolicy:
         swap = Swap(SwapKind.SHADOW, command.plugin or command.filename, peer, command.ticket)
         if command.source is None:
             self._book.shadow = None
+            self._withdraw_shadows()
             self._answer(swap, PolicyCompiled(0, "", "", ""))
         else:
             self._begin(swap, command)
+
+    def _withdraw_shadows(self) -> None:
+        """Those that are being compiled would come into force after they were ended."""
+        for ticket, swap in self._state.swaps.items():
+            if swap.kind is SwapKind.SHADOW:
+                self._state.swaps[ticket] = replace(swap, withdrawn=True)
 
     def _begin(self, swap: Swap, command: wire.SwapPolicy | wire.SetShadow) -> None:
         report = self._too_much(swap.source)
@@ -112,6 +120,8 @@ class GatewayPolicy:
     def compiled(self, message: PolicyCompiled) -> None:
         """A policy is ready, or refused."""
         swap = self._state.swaps.pop(message.ticket)
+        if swap.withdrawn:
+            message = PolicyCompiled(message.ticket, "", "", "the shadow was ended before it was compiled")
         if not message.sha:
             self._refuse(swap, message.report)
         elif swap.kind is SwapKind.SHADOW:
@@ -147,7 +157,8 @@ class GatewayPolicy:
 
     def _refuse(self, swap: Swap, report: str) -> None:
         report = cut(report, REPORT_CHARS_MAX)
-        self._state.last_refused = Refusal(self._owner.now_ns(), swap.source, report)
+        if swap.kind is not SwapKind.SHADOW:
+            self._state.last_refused = Refusal(self._owner.now_ns(), swap.source, report)
         if swap.kind is SwapKind.FILE:
             self._notice(f"{report}\n{self._state.policy.name} goes on")
 

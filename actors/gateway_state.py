@@ -177,6 +177,8 @@ class Swap:
     peer: bytes = b""
     """Nobody's, of a file."""
     ticket: int = 0
+    withdrawn: bool = False
+    """Its operator wants it no more."""
 
 
 ENDED_KEPT = 1024

@@ -83,7 +83,7 @@ class ShadowTally:
         self.asked: Counter[str] = Counter()
         self.differed: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
-        """By what it said, cut."""
+        """By what it said, cut; the latest last."""
         self.slow = 0
         self.given_up = ""
         """Why it is asked no more, or empty."""
@@ -102,6 +102,7 @@ class ShadowTally:
 
 
 ERRORS_KEPT = 32
+OTHERS = "others"
 ERRORS_SHOWN = 4
 ERROR_CHARS = 200
 
@@ -153,7 +154,8 @@ class Shadow:
     def _note_error(self, text: str) -> None:
         errors = self.tally.errors
         text = text[:ERROR_CHARS]
-        errors[text if text in errors or len(errors) < ERRORS_KEPT else "others"] += 1
+        name = text if text in errors or len(errors) < ERRORS_KEPT else OTHERS
+        errors[name] = errors.pop(name, 0) + 1  # the latest is the last
 
     def _note_time(self, spent_ns: int) -> None:
         tally = self.tally

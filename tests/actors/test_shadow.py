@@ -123,6 +123,27 @@ def test_a_shadow_with_classes_of_its_own_is_explained_by_them() -> None:
     assert [(value.name, value.value) for value in rule.values] == [("request.class", "'vip'")]
 
 
+def test_a_shadow_that_is_ended_while_it_is_compiled_never_begins() -> None:
+    server = VirtualServer(calibrate=False)
+    server.send(1 * S, shadow(ALTERNATIVE), OPERATOR)
+    server.send(1 * S, shadow(None, 2), OPERATOR)
+    server.run_until(2 * S)
+    ended, begun = answers(server, wire.ShadowSet)
+    assert (ended.ticket, ended.accepted) == (2, True)
+    assert (begun.ticket, begun.accepted) == (1, False)
+    assert "ended before it was compiled" in begun.report
+    assert "shadow" not in state(server)
+    assert "policy_last_refused" not in state(server), "the policy in force has nothing to do with it"
+
+
+def test_the_latest_errors_of_a_shadow_are_those_that_came_last() -> None:
+    tally = ShadowTally(load_policy("muxwise"))
+    asks = Shadow(tally, lambda: 0)
+    for text in ("first", "b", "c", "d", "e", "first"):
+        asks._note_error(text)
+    assert tally.describe()["latest errors"] == {"c": 1, "d": 1, "e": 1, "first": 2}
+
+
 def test_a_bad_shadow_is_refused_with_its_place_and_the_old_one_goes_on() -> None:
     server = VirtualServer()
     server.send(1 * S, shadow(ALTERNATIVE), OPERATOR)
