@@ -301,6 +301,8 @@ class _Compiler:
         if function is not None:
             self._names.add(name)
             return self._function(node, name, function, arguments)
+        if name in self._vocabulary.names:
+            return self._problem(node, f"'{name}' is no function", f"write {name} without ( )")
         place = "a variable" if self._is_variable else self._vocabulary.place
         if name in self._vocabulary.elsewhere:
             return self._not_here(node, name, f"'{name}' is not known in {place}")

@@ -94,10 +94,13 @@ class LoadReader:
             self._report.add(mark, "a test needs 'arrivals'", hint)
         groups = [self._group(item) for item in items]
         found = tuple(group for group in groups if group is not None)
-        names = [group.name for group in found]
+        lines: dict[str, int] = {}
         for item, group in zip(items, groups, strict=True):
-            if group is not None and group.name and names.count(group.name) > 1:
-                self._report.add(item.mark, f"two groups of arrivals are named '{group.name}'")
+            if group is not None and group.name in lines:
+                hint = f"the other is on line {lines[group.name]}"
+                self._report.add(item.mark, f"two groups of arrivals are named '{group.name}'", hint)
+            elif group is not None and group.name:
+                lines[group.name] = item.mark.line
         if node is not None:
             self._check_amount(node, found)
         return found
