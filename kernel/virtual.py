@@ -5,7 +5,7 @@ Every message is encoded and decoded on its way, as in the realtime runtime. Wit
 the same time are shuffled by the seed, but never two of one sender-receiver pair: a schedule fuzzer.
 
 `idle()` is called where time is about to pass (the next delivery is later, or there is none), if something
-was handled since the last call and IDLE_NS have passed; when there is no next delivery, always.
+was handled since the last call and `idle_every_ns` have passed; when there is no next delivery, always.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class VirtualRuntime:
         limit: RestartLimit | None = None,
         report: Callable[[CrashReport], None] | None = None,
         report_directory: Path | None = None,
+        idle_every_ns: int = IDLE_NS,
     ) -> None:
         """`egress` is called at once with each frame sent to the ingress and may call `inject`.
 
@@ -133,6 +134,7 @@ class VirtualRuntime:
         self._cancelled = 0
         self._failures: list[tuple[Child, Exception, Message | None]] = []
         self._now_ns = 0
+        self._idle_every_ns = idle_every_ns
         self._idle_due_ns = 0
         self._idle_wanted = False
         self._started = False
@@ -226,7 +228,7 @@ class VirtualRuntime:
     def _next_ns(self) -> int | None:
         """When the next delivery is due; calls `idle()` first, where time is about to pass."""
         next_ns = self._peek_ns()
-        # Nothing can change until next_ns: a good time to check, but not more often than IDLE_NS.
+        # Nothing can change until next_ns: a good time to check, but not too often.
         quiet = next_ns is None or (next_ns > self._now_ns and self._now_ns >= self._idle_due_ns)
         if quiet and self._idle_wanted:
             self._idle()
@@ -241,7 +243,7 @@ class VirtualRuntime:
 
     def _idle(self) -> None:
         self._idle_wanted = False
-        self._idle_due_ns = self._now_ns + IDLE_NS
+        self._idle_due_ns = self._now_ns + self._idle_every_ns
         self._supervisor.idle()
         self._settle()
 

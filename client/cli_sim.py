@@ -1,0 +1,174 @@
+"""`muxk sim`: a workload and a policy on a simulated GPU, in virtual time."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
+
+if TYPE_CHECKING:
+    from muxk.actors.gpu_backend import GpuBackend
+    from muxk.actors.policy_files import OpenedPolicy
+    from muxk.client.sim_run import Progress, Run, SimPlan
+    from muxk.client.traffic import Workload
+
+REQUESTS_DEFAULT = 200
+
+
+def sim(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's file, or the name of one.")],
+    settings: Settings = None,
+    device: Annotated[
+        str,
+        typer.Option(metavar="sim:GPU[,tp=N]", help="sim:a100, sim:h100 or sim:h200, on its own or several."),
+    ] = "sim:h200",
+    model: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="A model by name, or the config.json of any other.")
+    ] = "qwen3-8b",
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="sharegpt, loogle, openthoughts, conversation, toolagent, some of them joined by +, or a "
+            "trace: Mooncake, Azure or BurstGPT, or pairs of lengths.",
+        ),
+    ] = "conversation",
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R", help="Requests a second. Default: 1; of a trace with times, as it was recorded."
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help=f"Requests in all. Default: {REQUESTS_DEFAULT}."),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Send what arrives within so many seconds, in place of --requests."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the workload and of the noise of the device.")] = 0,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens in the KV pool, if less than what fits. Default: what fits."),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write everything, with the keys of vllm bench serve."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Keep the decisions for `muxk explain --record`."),
+    ] = None,
+) -> None:
+    """Try a policy on a GPU that you do not have: what it serves, how fast, and whether it keeps its SLOs.
+
+    Runs what `muxk run` runs, on a modelled GPU in virtual time. Needs no GPU and no model's weights. The
+    same command gives the same figures.
+    """
+    from muxk.client.sim_run import S, SimPlan
+
+    if duration is not None and not (math.isfinite(duration) and duration > 0):
+        die(f"--duration {duration:g}: expected seconds, more than 0", USAGE)
+    if requests is None and duration is None:
+        requests = REQUESTS_DEFAULT
+    for option, path in (("--json", json_file), ("--record", record)):
+        if path is not None and not path.parent.is_dir():
+            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
+    opened = _open_policy(policy, parse_settings(settings))
+    gpu = _open_gpu(device, model, kv_tokens, seed)
+    found, rate = _open_workload(workload, rate, seed)
+    duration_ns = None if duration is None else round(duration * S)
+    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record)
+    _report(plan, workload, rate, _simulated(plan), json_file)
+
+
+def _open_policy(name: str, settings: dict[str, str]) -> OpenedPolicy:
+    from muxk.actors.policy_files import open_with_text
+    from muxk.policies.problems import PolicyError
+
+    try:
+        return open_with_text(name, settings)
+    except PolicyError as error:
+        die(str(error), USAGE)
+
+
+def _open_gpu(device: str, model: str, kv_tokens: int | None, seed: int) -> GpuBackend:
+    from muxk.actors.backends import StartupError
+    from muxk.actors.gpu_backend import open_gpu_backend
+
+    try:
+        return open_gpu_backend(device, model, kv_tokens, seed)
+    except StartupError as error:
+        die(str(error), USAGE)
+
+
+def _open_workload(name: str, rate: float | None, seed: int) -> tuple[Workload, float | None]:
+    """The workload, and the rate at which it comes: 1 a second for one that has none of its own."""
+    from muxk.client.errors import ClientError
+    from muxk.client.synthetic import NAMES
+    from muxk.client.workload_names import Traffic, find_workload
+
+    if rate is None and all(part in NAMES for part in name.split("+")):
+        rate = 1.0
+    try:
+        return find_workload(name, Traffic(rate, seed=seed)), rate
+    except ClientError as error:
+        die(f"--workload {name}: {error}", USAGE)
+
+
+def _simulated(plan: SimPlan) -> Run:
+    from muxk.client.errors import ClientError
+    from muxk.client.sim_run import simulate
+    from muxk.kernel.record_frames import NotARecording
+
+    try:
+        with _shown() as progress:
+            return simulate(plan, progress)
+    except NotARecording as error:
+        die(f"--record: {error}", USAGE)
+    except ClientError as error:
+        die(str(error), FAILED)
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda share, now_s, ended: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<36}"), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("calibrating", total=None)
+
+        def show(share: float | None, now_s: float, ended: int) -> None:
+            total = None if share is None else 1.0
+            text = f"{ended:,} requests, {now_s:,.0f} s simulated"
+            bars.update(task, total=total, completed=share or 0.0, description=text)
+
+        yield show
+
+
+def _report(plan: SimPlan, workload: str, rate: float | None, run: Run, json_file: Path | None) -> None:
+    import msgspec
+    from muxk.client.sim_report import Asked, as_dict, table
+    from rich.console import Console
+
+    asked = Asked(workload, rate)
+    Console().print(table(plan, asked, run))
+    if json_file is None:
+        return
+    try:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(as_dict(plan, asked, run))) + b"\n")
+    except OSError as error:
+        die(f"--json {json_file}: {error.strerror or error}", USAGE)

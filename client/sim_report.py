@@ -1,0 +1,181 @@
+"""What `muxk sim` says of a run: a summary for people, and JSON with the keys of `vllm bench serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from muxk.client.sim_run import Run, S, SimPlan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MS = 1_000_000
+SPLITS_SHOWN = 4
+VERSION = 1
+"""Of the JSON's form."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line said, for the JSON."""
+
+    workload: str
+    rate: float | None
+    """Requests a second; None as recorded."""
+
+
+def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
+    """All under `wall` depends on the machine that simulated; the rest only on what was asked for."""
+    totals = run.measures.totals
+    return {
+        "version": VERSION,
+        "backend": "muxk-sim",
+        "model_id": plan.gpu.shape.name,
+        "device": plan.gpu.device.name,
+        "policy": plan.opened.policy.name,
+        "policy_sha": plan.opened.policy.sha,
+        "settings": dict(plan.opened.text.settings),
+        "workload": asked.workload,
+        "seed": plan.seed,
+        "request_rate": asked.rate,
+        "num_prompts": totals.requests,
+        **run.measures.figures(),
+        "slo": vars(run.measures.objectives),
+        "verdicts": msgspec.to_builtins(run.measures.judge()),
+        "errors": run.refused,
+        "kv_tokens": plan.gpu.kv_tokens,
+        "kv_hit_rate": run.hit_rate,
+        "split_residency_ms": run.residency_ms,
+        "preemptions": run.counts["preemptions"],
+        "recomputes": run.recomputes,
+        "split_changes": run.counts["split changes"],
+        "decode_steps": run.counts["decode steps"],
+        "policy_answers": run.answers,
+        "calibration_seconds": run.calibration_ns / S,
+        "simulated_seconds": run.duration_ns / S,
+        "wall": wall(run),
+    }
+
+
+def wall(run: Run) -> dict[str, float]:
+    """What took how long by the clock on the wall."""
+    seconds = run.wall.seconds
+    return {
+        "seconds": seconds,
+        "times_real_time": (run.duration_ns + run.calibration_ns) / S / seconds if seconds else 0.0,
+        "scheduler_seconds": run.wall.scheduler_seconds,
+        "scheduler_us_per_answer": run.wall.scheduler_seconds / run.answers * 1e6 if run.answers else 0.0,
+        "scheduler_slowest_us": run.wall.scheduler_slowest_seconds * 1e6,
+    }
+
+
+def table(plan: SimPlan, asked: Asked, run: Run) -> Table:
+    """For the terminal."""
+    from rich.table import Table
+
+    rate = "as recorded" if asked.rate is None else f"{asked.rate:g} requests/s"
+    title = f"{plan.opened.policy.name} on {plan.gpu.device.name}, {plan.gpu.shape.name}"
+    made = Table(title=f"{title}: {asked.workload}, {rate}", title_justify="left", show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column()
+    for name, value in rows(plan, run):
+        made.add_row(name, value)
+    return made
+
+
+def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
+    """Names and values of the summary."""
+    totals, figures = run.measures.totals, run.measures.figures()
+    failed = totals.requests - totals.completed
+    yield "requests", f"{totals.completed:,} of {totals.requests:,} completed" + _why(run, failed)
+    yield "TTFT", _quantiles(figures, "ttft")
+    yield "TBT (all gaps pooled)", _quantiles(figures, "itl")
+    yield "TPOT (not judged by)", f"P50 {_ms(figures['median_tpot_ms'])}, P99 {_ms(figures['p99_tpot_ms'])}"
+    yield (
+        "throughput",
+        f"{figures['request_throughput']:.2f} requests/s, {figures['output_throughput']:,.0f} tokens/s out, "
+        f"{figures['total_token_throughput']:,.0f} tokens/s in and out",
+    )
+    yield from _verdicts(run)
+    yield "KV", f"{run.hit_rate:.1%} of prompt tokens reused; the pool holds {plan.gpu.kv_tokens:,} tokens"
+    yield "split (decode+prefill)", _residency(run)
+    yield (
+        "scheduling",
+        f"{run.counts['split changes']:,} split changes, {run.counts['preemptions']:,} preemptions, "
+        f"{run.recomputes:,} recomputes",
+    )
+    clock = wall(run)
+    yield (
+        "scheduler",
+        f"{run.answers:,} answers in {clock['scheduler_seconds']:.2f} s of wall time: "
+        f"{clock['scheduler_us_per_answer']:.0f} us each, at most "
+        f"{_ms(clock['scheduler_slowest_us'] / 1000)}",
+    )
+    yield (
+        "simulated",
+        f"{run.duration_ns / S:,.1f} s in {clock['seconds']:,.1f} s: "
+        f"{clock['times_real_time']:.1f} times real time",
+    )
+    if run.longest_tokens > plan.gpu.shape.context_max:
+        yield (
+            "note",
+            f"contexts of up to {run.longest_tokens:,} tokens; the model was trained for "
+            f"{plan.gpu.shape.context_max:,}: taken as with scaled positions",
+        )
+
+
+def _why(run: Run, failed: int) -> str:
+    if not failed:
+        return ""
+    counts = ", ".join(f"{count:,} {code}" for code, count in sorted(run.refused.items()))
+    return f"; {counts} (the first: {run.reason})"
+
+
+def _quantiles(figures: dict[str, float], name: str) -> str:
+    parts = (("P50", "median"), ("P99", "p99"), ("max", "max"))
+    return ", ".join(f"{label} {_ms(figures[f'{key}_{name}_ms'])}" for label, key in parts)
+
+
+def _ms(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1000:,.1f} s"
+    return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _verdicts(run: Run) -> Iterator[tuple[str, str]]:
+    judged, slo = run.measures.judge(), run.measures.objectives
+    queue = "stable" if judged.stable else "grows"
+    yield (
+        "strict goodput",
+        f"{_met(judged.strict)}: {judged.gaps_over_share:.2%} of gaps over {slo.tbt_ms:g} ms (1 % may be), "
+        f"{judged.waiting_share:.1%} of requests without a token at the last arrival: the queue {_is(queue)}",
+    )
+    ttft = f"{slo.ttft_ms_per_prompt_token:g} ms/token"
+    if slo.ttft_ms >= 0.01:
+        ttft = f"{slo.ttft_ms:g} ms + {ttft}"
+    yield (
+        "joint goodput",
+        f"{_met(judged.joint)}: {judged.good_share:.1%} of requests (90 % needed) with TTFT within {ttft} "
+        f"and TPOT within {slo.tbt_ms:g} ms",
+    )
+
+
+def _is(queue: str) -> str:
+    return "is stable" if queue == "stable" else queue
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "not met"
+
+
+def _residency(run: Run) -> str:
+    total = sum(run.residency_ms.values())
+    if not total:
+        return "-"
+    longest = sorted(run.residency_ms.items(), key=lambda entry: -entry[1])
+    shown = [f"{split} {ms / total:.0%}" for split, ms in longest[:SPLITS_SHOWN] if ms]
+    rest = sum(ms for _, ms in longest[SPLITS_SHOWN:])
+    return ", ".join(shown) + (f", others {rest / total:.0%}" if rest else "")

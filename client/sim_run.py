@@ -1,0 +1,353 @@
+"""One run of `muxk sim`: a workload against the production actors on a simulated GPU, in virtual time.
+
+Requests are made when they are due and forgotten when they ended, so that memory does not grow with their
+number. Time 0 is when the device has been measured, as a server measures a real one. The same plan gives the
+same result; only `Run.wall` differs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from muxk.actors import protocol as wire
+from muxk.actors.gpu_backend import GpuBackend
+from muxk.actors.policy_files import OpenedPolicy
+from muxk.actors.system import build_specs, installed_version
+from muxk.client.errors import ClientError
+from muxk.client.measures import Measures, Objectives, Served
+from muxk.client.timed_policy import TimedPolicy
+from muxk.client.traffic import TrafficRequest, Workload, token_ids
+from muxk.kernel.actor import Ref
+from muxk.kernel.messages import FrameReceived, SendFrame
+from muxk.kernel.policy import Policy, PolicyBook
+from muxk.kernel.recording import Recorder
+from muxk.kernel.supervisor import CrashReport
+from muxk.kernel.trace import Trace
+from muxk.kernel.view import RequestView
+from muxk.kernel.virtual import VirtualRuntime
+
+S = 1_000_000_000
+STEP_NS = 100_000_000
+"""How often the driver looks around while it waits."""
+SILENCE_MAX_NS = 600 * S
+"""After so long without a token while requests are live, something is wrong."""
+PEERS = 64
+"""Clients that the requests come from in turn: a server bounds what one of them may have live."""
+SPOKEN_TOKENS_MAX = 1 << 22
+"""Tokens of answers that are kept for the prompts of later turns; the oldest are forgotten."""
+TRACE_RECORDS = 64
+CHECK_EVERY_NS = 60 * S
+"""Between two checks of the server's invariants: they read the whole KV pool, which is large here."""
+GATEWAY: Ref[Any] = Ref("gateway")
+COUNTED = ("preemptions", "split changes", "decode steps")
+
+Progress = Callable[[float | None, float, int], None]
+"""(share done, None where it is not known; seconds of virtual time; requests ended)."""
+
+
+class SimError(ClientError):
+    """A run that could not go on: the text is for the user."""
+
+
+@dataclass(frozen=True)
+class SimPlan:
+    """What to run."""
+
+    opened: OpenedPolicy
+    gpu: GpuBackend
+    workload: Workload
+    requests_max: int | None
+    duration_ns: int | None
+    """Requests that arrive before this are sent."""
+    seed: int = 0
+    record: Path | None = None
+
+
+@dataclass
+class Wall:
+    """What depends on the machine that simulated."""
+
+    seconds: float = 0.0
+    scheduler_seconds: float = 0.0
+    scheduler_slowest_seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """What a run came to. Times in ns."""
+
+    measures: Measures
+    duration_ns: int = 0
+    """Of virtual time, from the end of the calibration."""
+    calibration_ns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompts of completed requests: taken from the KV pool."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Requests that did not end well, by the code of their error."""
+    reason: str = ""
+    """What the first of those was told."""
+    residency_ms: dict[str, int] = field(default_factory=dict)
+    """By split, as `decode+prefill` units."""
+    counts: dict[str, int] = field(default_factory=dict)
+    recomputes: int = 0
+    answers: int = 0
+    """Questions that the policy answered."""
+    longest_tokens: int = 0
+    """Of a prompt with its answer."""
+    wall: Wall = field(default_factory=Wall)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(slots=True)
+class _Live:
+    request: TrafficRequest
+    prompt_tokens: int
+    token_ns: list[int] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+
+
+class _Spoken(Mapping[int, npt.NDArray[np.int32]]):
+    """What the model said, by answer stream; bounded in tokens."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
+        self._tokens = 0
+
+    def keep(self, stream: int, said: list[int]) -> None:
+        self._kept[stream] = np.array(said, np.int32)
+        self._tokens += len(said)
+        while self._tokens > SPOKEN_TOKENS_MAX:
+            _, oldest = self._kept.popitem(last=False)
+            self._tokens -= len(oldest)
+
+    def __getitem__(self, stream: int) -> npt.NDArray[np.int32]:
+        return self._kept[stream]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def objectives_of(policy: Policy) -> Objectives:
+    """The SLOs of a policy for a request without a class."""
+    short, long = (_ttft_ns(policy, tokens) for tokens in (1000, 2000))
+    slope_ns = (long - short) / 1000
+    base_ns = max(1.0, short - 1000 * slope_ns)
+    return Objectives(policy.tbt_slo_ns / 1e6, base_ns / 1e6, slope_ns / 1e6)
+
+
+def _ttft_ns(policy: Policy, prompt_tokens: int) -> int:
+    view = RequestView(0, 0, 0, prompt_tokens, 0, 1, 0, 0, 0)
+    return policy.classify(view).chosen.ttft_slo_ns
+
+
+def simulate(plan: SimPlan, progress: Progress = lambda share, now_s, ended: None) -> Run:
+    """Raises SimError, NotARecording, or what reading a trace raises."""
+    return _Simulator(plan, progress).run()
+
+
+class _Simulator:
+    """`run` is called once."""
+
+    def __init__(self, plan: SimPlan, progress: Progress) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._policy = TimedPolicy(plan.opened.policy)
+        self._book = PolicyBook()
+        self._recorder = (
+            None if plan.record is None else Recorder(plan.record, self._book, installed_version())
+        )
+        self._run = Run(Measures(objectives_of(plan.opened.policy)))
+        self._live: dict[str, _Live] = {}
+        self._spoken = _Spoken()
+        self._sent = self._ended_count = 0
+        self._start_ns = self._heard_ns = 0
+        self._ready = False
+        self._crash: CrashReport | None = None
+        self._decoder = msgspec.msgpack.Decoder(wire.Frame)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._runtime = self._compose()
+
+    def _compose(self) -> VirtualRuntime:
+        plan, device = self._plan, self._plan.gpu.device
+        specs = build_specs(
+            plan.gpu.backend,
+            self._policy,
+            seed=plan.seed,
+            on_ready=self._device_is_measured,
+            book=self._book,
+            text=plan.opened.text,
+        )
+        runtime = VirtualRuntime(
+            specs,
+            trace=Trace(TRACE_RECORDS),
+            seed=plan.seed,
+            egress=self._receive,
+            encode_every=1 << 62,
+            report=self._crashed,
+            idle_every_ns=CHECK_EVERY_NS,
+        )
+        device.start(runtime.port("arbiter"))
+        return runtime
+
+    def run(self) -> Run:
+        began = perf_counter()
+        try:
+            self._measure()
+            for request in self._planned():
+                self._run_to(request.arrival_ns)
+                self._submit(request)
+                self._tell()
+            while self._live:
+                self._run_to(self._now_ns() + STEP_NS)
+                self._tell()
+        finally:
+            self._close()
+        self._run.wall.seconds = perf_counter() - began
+        return self._run
+
+    def _planned(self) -> Iterator[TrafficRequest]:
+        plan = self._plan
+        made = islice(plan.workload.requests(), plan.requests_max)
+        if plan.duration_ns is None:
+            return made
+        end_ns = plan.duration_ns
+        return takewhile(lambda request: request.arrival_ns < end_ns, made)
+
+    def _tell(self) -> None:
+        plan = self._plan
+        shares: list[float] = []
+        if plan.requests_max is not None:
+            shares.append(self._ended_count / plan.requests_max)
+        if plan.duration_ns is not None:
+            shares.append(self._now_ns() / plan.duration_ns)
+        share = min(1.0, max(shares)) if shares else None
+        self._progress(share, self._now_ns() / S, self._ended_count)
+
+    # --- time ---
+
+    def _now_ns(self) -> int:
+        return self._runtime.now_ns() - self._start_ns
+
+    def _run_to(self, at_ns: int) -> None:
+        """In steps, so that a recording can be written and silence is noticed."""
+        while self._now_ns() < at_ns:
+            self._runtime.run_until(self._start_ns + min(at_ns, self._now_ns() + STEP_NS))
+            if self._recorder is not None:
+                self._recorder.write(self._recorder.take())
+            self._check_progress()
+
+    def _check_progress(self) -> None:
+        if self._crash is not None:
+            raise SimError(f"{self._crash.actor} crashed: {self._crash.reason}")
+        if self._runtime.stop_reason is not None:
+            raise SimError(f"the simulated server stopped: {self._runtime.stop_reason}")
+        if self._live and self._now_ns() - self._heard_ns > SILENCE_MAX_NS:
+            raise SimError(
+                f"{len(self._live)} requests are live at {self._now_ns() / S:g} s, and none had a token for "
+                f"{SILENCE_MAX_NS // S} s: the policy does not let them go on"
+            )
+
+    def _measure(self) -> None:
+        """Let the server start and measure the device."""
+        while not self._ready:
+            self._run_to(self._now_ns() + STEP_NS)
+        self._run.calibration_ns = self._start_ns = self._runtime.now_ns()
+        self._before = self._describe("arbiter")
+        self._book.journal.zero_ns = self._start_ns
+        self._book.journal.sink = self._recorder
+
+    def _device_is_measured(self) -> None:
+        self._ready = True
+
+    def _crashed(self, report: CrashReport) -> None:
+        self._crash = self._crash or report
+
+    # --- what clients do and get ---
+
+    def _submit(self, request: TrafficRequest) -> None:
+        name = f"r{self._sent}"
+        ids = token_ids(request.prompt, self._plan.gpu.backend.tokenizer.vocabulary_size, self._spoken)
+        prompt = ids.tolist()
+        self._live[name] = _Live(request, len(prompt))
+        self._run.longest_tokens = max(self._run.longest_tokens, len(prompt) + request.output_tokens)
+        if len(self._live) == 1:
+            self._heard_ns = self._now_ns()
+        submit = wire.Submit(
+            request_id=name,
+            prompt_token_ids=prompt,
+            max_tokens=request.output_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            request_class=request.request_class,
+        )
+        frame = FrameReceived(b"client-%d" % (self._sent % PEERS), self._encoder.encode(submit))
+        self._sent += 1
+        self._runtime.inject(GATEWAY, frame, self._runtime.now_ns())
+
+    def _receive(self, frame: SendFrame) -> None:
+        now_ns = self._now_ns()
+        for event in self._decoder.decode(frame.payload).events:
+            if isinstance(event, wire.Tokens):
+                live = self._live[event.request_id]
+                live.said.extend(event.token_ids)
+                live.token_ns.extend([now_ns] * len(event.token_ids))
+                self._heard_ns = now_ns
+            elif isinstance(event, wire.Finished):
+                live = self._ended(event.request_id, completed=True)
+                self._run.prompt_tokens += live.prompt_tokens
+                self._run.cached_tokens += event.cached_tokens
+                self._spoken.keep(live.request.answer_stream, live.said)
+            elif isinstance(event, wire.Failed):
+                self._ended(event.request_id, completed=False)
+                refused = self._run.refused
+                refused[event.code] = refused.get(event.code, 0) + 1
+                self._run.reason = self._run.reason or event.message
+
+    def _ended(self, name: str, *, completed: bool) -> _Live:
+        live = self._live.pop(name)
+        served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, completed)
+        self._run.measures.add(served)
+        self._ended_count += 1
+        self._heard_ns = self._now_ns()
+        return live
+
+    # --- the end ---
+
+    def _describe(self, actor: str) -> dict[str, Any]:
+        return self._runtime.actor(actor).describe()
+
+    def _close(self) -> None:
+        if self._runtime.stop_reason is None and self._ready:
+            self._take_counts()
+            self._runtime.request_stop("the run is over")
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _take_counts(self) -> None:
+        run, arbiter, policy = self._run, self._describe("arbiter"), self._policy
+        counts, before = arbiter["counts"], self._before["counts"]
+        run.counts = {name: counts.get(name, 0) - before.get(name, 0) for name in COUNTED}
+        earlier = self._before["split_residency_ms"]
+        residency = arbiter["split_residency_ms"]
+        run.residency_ms = {split: ms - earlier.get(split, 0) for split, ms in residency.items()}
+        run.recomputes = self._describe("decode")["recomputes"]
+        run.duration_ns = self._now_ns()
+        run.answers = policy.answers
+        run.wall.scheduler_seconds = policy.elapsed_ns / S
+        run.wall.scheduler_slowest_seconds = policy.slowest_ns / S
