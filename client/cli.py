@@ -13,6 +13,7 @@ from muxk.client import (
     cli_policy,
     cli_run,
     cli_schema,
+    cli_sim,
     cli_state,
     cli_talk,
     cli_test,
@@ -47,6 +48,7 @@ def build_app() -> typer.Typer:
     app.command("drain")(cli_admin.drain)
     app.command("keys")(cli_admin.keys)
     app.command("test")(cli_test.run_tests)
+    app.command("sim")(cli_sim.sim)
     app.command("bench")(cli_bench.bench)
     return app
 
