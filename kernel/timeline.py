@@ -22,6 +22,8 @@ class PhaseCost(NamedTuple):
     """When it runs alone."""
     bytes: float
     """Moved to and from memory."""
+    waits: float = 1.0
+    """Part of its time alone that the bytes need by themselves; 1 when it is bound by memory."""
 
 
 Mark = tuple[int, int, float, float]
@@ -48,6 +50,7 @@ class Job:
         "ready_ns",
         "start_ns",
         "started",
+        "waits",
     )
 
     def __init__(
@@ -80,15 +83,17 @@ class Job:
         """When its phase ends at the present rate."""
         self.demand = 0.0
         """Bytes a ns of its phase when it runs alone."""
+        self.waits = 0.0
+        """See `PhaseCost`."""
 
     def begin(self, phase: int, now_ns: int) -> None:
         """Enter a phase; after the last one it waits for the host, moving nothing. A rate must follow."""
         self.phase, self.rate, self.anchor_ns = phase, 0.0, now_ns
         if phase < len(self.phases):
-            self.left, moved = self.phases[phase]
+            self.left, moved, self.waits = self.phases[phase]
             self.demand = moved / self.left
         else:
-            self.left = self.demand = 0.0
+            self.left = self.demand = self.waits = 0.0
 
     def use_rate(self, rate: float, now_ns: int) -> None:
         """An unchanged rate leaves the anchor: an end that nothing disturbs stays to the nanosecond."""
@@ -116,10 +121,10 @@ class Job:
             return
         self.anchor_ns, self.phase, self.left, self.rate = log[-1]
         if self.phase < len(self.phases):
-            alone_ns, moved = self.phases[self.phase]
+            alone_ns, moved, self.waits = self.phases[self.phase]
             self.demand = moved / alone_ns
         else:
-            self.demand = 0.0
+            self.demand = self.waits = 0.0
         self.due_ns = self._due_ns()
 
 
@@ -215,12 +220,13 @@ class Timeline:
     def _share(self, running: list[Job], now_ns: int) -> None:
         if len(running) == 2:
             first, second = running
-            one, two = rates_of_two(first.demand, second.demand, self._sharing)
+            one, two = rates_of_two(first.demand, second.demand, first.waits, second.waits, self._sharing)
             first.use_rate(one, now_ns)
             second.use_rate(two, now_ns)
             return
         if len(running) == 1 and running[0].demand <= self._sharing.bandwidth:
             running[0].use_rate(1.0, now_ns)
             return
-        for job, rate in zip(running, rates([job.demand for job in running], self._sharing), strict=True):
+        found = rates([job.demand for job in running], [job.waits for job in running], self._sharing)
+        for job, rate in zip(running, found, strict=True):
             job.use_rate(rate, now_ns)

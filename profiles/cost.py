@@ -66,11 +66,13 @@ class RooflineCost:
         layers, attention = load.layers, self.attention(load, units)
         products = _plus(_times(gemms, layers), self._ends(load, units))
         if not load.chunk_tokens:
-            others = _plus(_plus(attention, streams), sums)
-            return (_times(others, layers), products)
-        if not sums.ns:
-            return (_times(attention, layers), products, _times(streams, layers))
-        return (_times(attention, layers), products, _times(streams, layers), _times(sums, layers))
+            found = [_times(_plus(_plus(attention, streams), sums), layers), products]
+        else:
+            found = [_times(attention, layers), products, _times(streams, layers)]
+            if sums.ns:
+                found.append(_times(sums, layers))
+        drawn = card.drawn_bandwidth(self.profile, self.profile.gemm.bandwidth_efficiency, units)
+        return [PhaseCost(ns, moved, min(1.0, moved / (drawn * ns))) for ns, moved, _ in found]
 
     def total_ns(self, load: ItemLoad, units: int) -> float:
         """When it runs alone."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,15 @@ SPLITS_OF_K = (2, 4, 8)
 
 class GpuError(ValueError):
     """A profile of a GPU is missing or wrong; the text is for the user."""
+
+
+class Grid(StrEnum):
+    """For how many SMs a kernel that keeps its blocks for good sizes its grid."""
+
+    PARTITION = "partition"
+    """For those it runs on: it was told."""
+    DEVICE = "device"
+    """For all of the card: on a part of it the blocks run in rounds, and the last one may be nearly empty."""
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +92,7 @@ class GemmConstants(Group, frozen=True):
     split_ns: float
     """Cost of a split inner dimension: the partial results are added."""
     tiles: tuple[Tile, ...]
+    grid: Grid = Grid.PARTITION
 
 
 class DecodeAttentionConstants(Group, frozen=True):
@@ -92,6 +103,7 @@ class DecodeAttentionConstants(Group, frozen=True):
     sharpness: float
     row_ns: float
     """Of each row and KV head on an SM of its own; rows spread over the SMs."""
+    grid: Grid = Grid.PARTITION
 
 
 class PrefillAttentionConstants(Group, frozen=True):
@@ -108,6 +120,7 @@ class PrefillAttentionConstants(Group, frozen=True):
     ramp_tokens: float
     """A row of so many keys runs at half of the efficiency: short loops do not fill the pipeline."""
     bandwidth_efficiency: float
+    grid: Grid = Grid.PARTITION
 
 
 class ElementwiseKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -241,7 +254,14 @@ def smooth_max(first: float, second: float, sharpness: float) -> float:
     return high * math.pow(1.0 + math.pow(low / high, sharpness), 1.0 / sharpness)
 
 
-def drawn_bandwidth(profile: GpuProfile, efficiency: float, units: int) -> float:
+def busy_units(profile: GpuProfile, grid: Grid, units: int) -> float:
+    """SMs whose work counts: a grid for N SMs takes N/n rounds, rounded up, on n of them."""
+    if grid is Grid.PARTITION:
+        return units
+    return profile.card.units / math.ceil(profile.card.units / units)
+
+
+def drawn_bandwidth(profile: GpuProfile, efficiency: float, units: float) -> float:
     """Bytes a ns that `units` SMs draw: their share up to what saturates, then all."""
     share = min(1.0, units / profile.partition.saturating_units)
     return profile.card.bandwidth * min(efficiency, share)
@@ -250,15 +270,11 @@ def drawn_bandwidth(profile: GpuProfile, efficiency: float, units: int) -> float
 def gemm_ns(profile: GpuProfile, tokens: int, columns: int, inner: int, units: int) -> float:
     """A dense product of `tokens` rows on so many SMs."""
     constants = profile.gemm
+    busy = busy_units(profile, constants.grid, units)
     moved = 2.0 * (columns * inner + tokens * (columns + inner))
-    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, units)
-    compute = tiled_ns(profile, tokens, columns, inner, units)
+    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, busy)
+    compute = _fastest_tile_ns(profile, 1.0, tokens, columns, inner, busy)
     return constants.floor_ns + smooth_max(compute, memory, constants.sharpness)
-
-
-def tiled_ns(profile: GpuProfile, tokens: int, columns: int, inner: int, units: int) -> float:
-    """Compute time of a product on so many SMs."""
-    return _fastest_tile_ns(profile, 1.0, tokens, columns, inner, units)
 
 
 def grouped_gemm_ns(
@@ -266,14 +282,15 @@ def grouped_gemm_ns(
 ) -> float:
     """Products of `tokens` rows with each of `groups` (an expected number) weights, in one kernel."""
     constants = profile.experts
+    busy = busy_units(profile, profile.gemm.grid, units)
     moved = 2.0 * groups * (columns * inner + tokens * (columns + inner))
-    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, units)
-    compute = _fastest_tile_ns(profile, groups, tokens, columns, inner, units) / constants.efficiency
+    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, busy)
+    compute = _fastest_tile_ns(profile, groups, tokens, columns, inner, busy) / constants.efficiency
     return profile.gemm.floor_ns + smooth_max(compute, memory, profile.gemm.sharpness)
 
 
 def _fastest_tile_ns(
-    profile: GpuProfile, groups: float, tokens: int, columns: int, inner: int, units: int
+    profile: GpuProfile, groups: float, tokens: int, columns: int, inner: int, units: float
 ) -> float:
     """Waves of the fastest tile over the SMs; the inner dimension is split where tiles are few."""
     constants = profile.gemm
@@ -298,9 +315,10 @@ def decode_attention_ns(
 ) -> float:
     """One layer; `context_tokens` is the sum over the rows."""
     constants = profile.decode_attention
+    busy = busy_units(profile, constants.grid, units)
     moved = 4.0 * head_dim * (kv_heads * context_tokens + heads * rows)
-    streamed = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, units)
-    streamed += constants.row_ns * rows * kv_heads / units
+    streamed = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, busy)
+    streamed += constants.row_ns * rows * kv_heads / busy
     return smooth_max(constants.floor_ns, streamed, constants.sharpness)
 
 
@@ -320,16 +338,17 @@ def prefill_attention_ns(
     `split_keys`, is what takes the time.
     """
     constants = profile.prefill_attention
+    busy = busy_units(profile, constants.grid, units)
     flops_per_pair = 4.0 * head_dim
     sm_flops = profile.card.flops / profile.card.units * constants.efficiency
     keys = pairs / tokens
     work = flops_per_pair * heads * (pairs + constants.diagonal * QUERY_TILE * tokens)
     work *= 1.0 + constants.ramp_tokens / (keys + QUERY_TILE)
-    spread = work / (sm_flops * units)
+    spread = work / (sm_flops * busy)
     longest = flops_per_pair * QUERY_TILE * (min(2.0 * keys, constants.split_keys) + QUERY_TILE) / sm_flops
     compute = smooth_max(spread, longest, constants.sharpness)
     moved = 4.0 * head_dim * (kv_heads * context_tokens + heads * tokens)
-    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, units)
+    memory = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, busy)
     return constants.floor_ns + smooth_max(compute, memory, constants.sharpness)
 
 

@@ -127,7 +127,7 @@ class SimGpu:
         self.parked_bytes_per_token = options.parked_bytes_per_token
         self.decode_ahead = 1
         self._cost = cost
-        self._options = options
+        self.options = options
         self._pool = TokenPool(options.pages, options.end_every)
         self._timeline = Timeline(options.sharing, options.host.switch_ns)
         self._lanes: dict[tuple[Phase, int], GpuLane] = {}
@@ -138,7 +138,7 @@ class SimGpu:
 
     def splits(self) -> tuple[Split, ...]:
         """Prefill in steps of the granularity, decode on the rest if that is half a step or more."""
-        step = self._options.granularity
+        step = self.options.granularity
         least = max(1, step // 2)
         prefill = range(step * ((self.units - least) // step), 0, -step)
         return tuple(Split(self.units - units, units) for units in prefill)
@@ -168,8 +168,9 @@ class SimGpu:
         for ended in self._timeline.forget(now_ns):
             del self._outputs[ended], self._posted[ended]
         load = load_of(item, self.layers)
-        factor = math.exp(self._options.noise * normal(self._options.seed, item.item_id))
-        phases = [PhaseCost(ns * factor, moved) for ns, moved in self._cost.phases(load, len(lane.units))]
+        factor = math.exp(self.options.noise * normal(self.options.seed, item.item_id))
+        alone = self._cost.phases(load, len(lane.units))
+        phases = [PhaseCost(cost.ns * factor, cost.bytes, cost.waits) for cost in alone]
         ready_ns, launched_ns = self._host_launch(load, now_ns)
         decode = None if item.decode is None else self._pool.decode(item.decode)
         self._outputs[item.item_id] = (self._run(item), decode)
@@ -198,7 +199,7 @@ class SimGpu:
 
         A decode step is one graph. Prefill layers are launched one by one, and the first runs meanwhile.
         """
-        host = self._options.host
+        host = self.options.host
         begins_ns = max(now_ns, self._host_free_ns)
         if load.chunk_tokens:
             ready_ns = begins_ns + host.prefill_layer_launch_ns
@@ -236,7 +237,7 @@ class SimGpu:
             output.prompt_logprobs,
             decode,
         )
-        delay_ns = max(0, job.end_ns + self._options.host.wakeup_ns - now_ns)
+        delay_ns = max(0, job.end_ns + self.options.host.wakeup_ns - now_ns)
         timer = self._port.post_after(delay_ns, done)
         self._posted[job.job_id] = _Posted(job.start_ns, job.end_ns, timer)
 

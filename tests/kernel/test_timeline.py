@@ -14,6 +14,7 @@ from muxk.kernel.timeline import Job, PhaseCost, Timeline
 ALONE = Sharing(bandwidth=100.0, interference=0.0, slowdown_max=0.3)
 DISTURBED = Sharing(bandwidth=100.0, interference=0.15, slowdown_max=0.2)
 DEMANDS = some.floats(0.0, 200.0)
+WAITS = some.floats(0.0, 1.0)
 
 
 def job(
@@ -42,29 +43,41 @@ def test_bandwidth_is_shared_max_min() -> None:
     assert max_min([90.0, 10.0, 90.0], 100.0) == [45.0, 10.0, 45.0]
 
 
-@given(some.lists(DEMANDS, min_size=1, max_size=4), some.sampled_from([ALONE, DISTURBED]))
+@given(some.lists(some.tuples(DEMANDS, WAITS), min_size=1, max_size=4), some.sampled_from([ALONE, DISTURBED]))
 def test_no_share_exceeds_its_demand_nor_their_sum_the_bandwidth(
-    demands: list[float], sharing: Sharing
+    lanes: list[tuple[float, float]], sharing: Sharing
 ) -> None:
-    drawn = [demand * rate for demand, rate in zip(demands, rates(demands, sharing), strict=True)]
-    assert sum(drawn) <= sharing.bandwidth * (1 + 1e-9)
-    assert all(0 < rate <= 1 for rate in rates(demands, sharing))
+    demands, waits = [demand for demand, _ in lanes], [wait for _, wait in lanes]
+    found = rates(demands, waits, sharing)
+    drawn = sum(demand * rate for demand, rate in zip(demands, found, strict=True))
+    assert drawn <= sharing.bandwidth * (1 + 1e-9)
+    assert all(0 < rate <= 1 for rate in found)
 
 
-@given(DEMANDS, DEMANDS, some.sampled_from([ALONE, DISTURBED]))
+@given(DEMANDS, DEMANDS, WAITS, WAITS, some.sampled_from([ALONE, DISTURBED]))
 def test_the_short_way_for_two_lanes_gives_what_the_general_one_does(
-    first: float, second: float, sharing: Sharing
+    first: float, second: float, one: float, two: float, sharing: Sharing
 ) -> None:
-    assert rates_of_two(first, second, sharing) == pytest.approx(rates([first, second], sharing), rel=1e-9)
+    short = rates_of_two(first, second, one, two, sharing)
+    assert short == pytest.approx(rates([first, second], [one, two], sharing), rel=1e-9)
 
 
-@given(some.floats(0.0, 100.0), some.floats(0.0, 100.0))
-def test_interference_alone_slows_down_by_no_more_than_its_bound(first: float, second: float) -> None:
+@given(some.floats(0.0, 100.0), some.floats(0.0, 100.0), WAITS)
+def test_interference_alone_slows_down_by_no_more_than_its_bound(
+    first: float, second: float, wait: float
+) -> None:
     """The sharing itself may go further."""
-    given_, _ = max_min([first, second], 100.0)
-    rate, _ = rates_of_two(first, second, Sharing(100.0, interference=5.0, slowdown_max=0.2))
-    shared = first / given_ if given_ else 1.0
+    share, _ = max_min([first, second], 100.0)
+    rate, _ = rates_of_two(first, second, wait, 1.0, Sharing(100.0, interference=5.0, slowdown_max=0.2))
+    shared = first / share if share else 1.0
     assert 1 / rate <= max(shared, 1.2) * (1 + 1e-9)
+
+
+def test_others_traffic_slows_down_who_waits_for_memory_and_hardly_who_computes() -> None:
+    sharing = Sharing(100.0, interference=0.5, slowdown_max=1.0)
+    memory, compute = (rates_of_two(10.0, 80.0, wait, 1.0, sharing)[0] for wait in (1.0, 0.15))
+    assert 1 / memory == pytest.approx(1.4)
+    assert 1 / compute < 1.01
 
 
 def test_a_lane_slows_down_while_the_other_runs_and_catches_up_no_time() -> None:

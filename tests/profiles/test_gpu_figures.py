@@ -6,13 +6,21 @@ in the code of MuxWise's authors (8xA100). No constant was fitted to the last tw
 
 from __future__ import annotations
 
+import itertools
+import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
-from muxk.kernel.devices.sim_gpu import ItemLoad
-from muxk.profiles.cost import RooflineCost
+from muxk.kernel.bandwidth import rates_of_two
+from muxk.kernel.devices.sim_gpu import ItemLoad, SimGpu
+from muxk.kernel.timeline import PhaseCost
+from muxk.profiles.cost import RooflineCost, open_gpu
 from muxk.profiles.gpu import (
     GpuProfile,
+    Grid,
+    busy_units,
     decode_attention_ns,
     gemm_ns,
     load_gpu,
@@ -143,3 +151,65 @@ def test_a_chunk_over_a_long_reused_context_takes_longer() -> None:
     cost = RooflineCost(load_gpu("a100"), load_shape("llama-3.1-70b"), 8)
     short, long = (cost.total_ns(fused(80, 32, 32 * 1024, 480, reused), 108) for reused in (0, 32_768))
     assert 1.1 * short < long
+
+
+def slowdowns(gpu: str, model: str) -> list[tuple[float, float]]:
+    """(decode, prefill) slowdowns over the grid that MuxWise profiled, or a part of it, on 8 GPUs."""
+    profile, shape = load_gpu(gpu), load_shape(model)
+    cost, device = RooflineCost(profile, shape, 8), open_gpu(profile, shape, 8)
+    found = []
+    for split, rows, context, new, reused in itertools.product(
+        device.splits(), (1, 32, 128), (1024, 8192), (2048, 32_768), (0, 32_768)
+    ):
+        step = cost.phases(decode(cost.layers, rows, rows * context), split.decode_units)
+        chunk = cost.phases(prefill(1, new, reused), split.prefill_units)
+        found.append((_slowdown(step, chunk, device), _slowdown(chunk, step, device)))
+    return found
+
+
+def _slowdown(mine: Sequence[PhaseCost], theirs: Sequence[PhaseCost], device: SimGpu) -> float:
+    """Of a lane beside one that goes through its phases again and again."""
+    whole = sum(phase.ns for phase in theirs)
+    ns = 0.0
+    for phase in mine:
+        speed = 0.0
+        for other in theirs:
+            asked = (phase.bytes / phase.ns, other.bytes / other.ns, phase.waits, other.waits)
+            speed += other.ns / whole * rates_of_two(*asked, device.options.sharing)[0]
+        ns += phase.ns / speed
+    return ns / sum(phase.ns for phase in mine)
+
+
+@pytest.mark.parametrize(("gpu", "largest"), [("a100", 0.20), ("h100", 0.30)])
+def test_decode_slows_down_by_at_most_what_was_measured_and_by_about_that_somewhere(
+    gpu: str, largest: float
+) -> None:
+    """At most 20 % on A100 and 30 % on H100, with a high variance over the partitions."""
+    found = [decode for model in ("llama-3.1-8b", "llama-3.1-70b") for decode, _ in slowdowns(gpu, model)]
+    assert min(found) >= 1.0
+    assert 0.5 * largest < max(found) - 1 <= largest
+    assert min(found) < 1.03
+
+
+def test_prefill_loses_next_to_nothing_beside_decode() -> None:
+    found = [prefill for _, prefill in slowdowns("h100", "llama-3.1-70b")]
+    assert statistics.median(found) < 1.1
+    assert max(found) <= 1.3
+
+
+@pytest.mark.parametrize(
+    ("units", "share"), [(132, 1.0), (120, 0.55), (72, 0.55), (56, 0.38), (48, 0.38), (40, 0.286)]
+)
+def test_a_kernel_whose_grid_is_for_the_whole_card_loses_on_a_part_of_it(
+    h200: GpuProfile, units: int, share: float
+) -> None:
+    """FlashMLA's steps (its grid of 128 fits twice in 64 SMs, where one for all 132 takes three rounds)."""
+    constants = msgspec.structs.replace(h200.decode_attention, grid=Grid.DEVICE)
+    untold = msgspec.structs.replace(h200, decode_attention=constants)
+    busy = busy_units(untold, Grid.DEVICE, units) / 132
+    assert busy == pytest.approx(share, rel=0.15)
+    told_ns, untold_ns = (
+        decode_attention_ns(profile, 128, 128 * 1024, 32, 8, 128, units) for profile in (h200, untold)
+    )
+    assert untold_ns >= told_ns
+    assert (untold_ns == told_ns) == (units == 132)
