@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +68,8 @@ def read_rows(path: Path) -> Iterator[TraceRow]:
         for number, line in _lines(path, file):
             if number <= known.header_lines or not line:
                 continue
-            row = _row(path, number, line, known)
+            with _complaints_of(path, number, line):
+                row = known.parse(line)
             if row is None:
                 continue
             if last_ns is not None and row.time_ns is not None and row.time_ns < last_ns:
@@ -90,7 +92,8 @@ def detect(path: Path) -> TraceFormat:
         )
     if header.startswith("{"):
         return TraceFormat("mooncake", BLOCK_TOKENS, _mooncake, 0)
-    columns = {_plain(name): index for index, name in enumerate(_cells(header))}
+    with _complaints_of(path, header_number, header):
+        columns = {_plain(name): index for index, name in enumerate(_cells(header))}
     build = _builder(columns)
     if build is None:
         raise _error(
@@ -98,7 +101,8 @@ def detect(path: Path) -> TraceFormat:
         )
     if not first:
         raise _error(path, header_number, "a header and no row below it")
-    name, parse = build(columns, first)
+    with _complaints_of(path, first_number, first):
+        name, parse = build(columns, first)
     return TraceFormat(name, 0, parse, first_number - 1)
 
 
@@ -198,9 +202,11 @@ def _burstgpt(columns: Mapping[str, int], _first: str) -> tuple[str, Parse]:
     return "burstgpt", parse
 
 
-def _row(path: Path, number: int, line: str, known: TraceFormat) -> TraceRow | None:
+@contextmanager
+def _complaints_of(path: Path, number: int, line: str) -> Iterator[None]:
+    """Complaints about a line, with its place."""
     try:
-        return known.parse(line)
+        yield
     except ValueError as error:
         raise _error(path, number, f"{error}; the line is {_shown(line)}") from None
 

@@ -27,6 +27,8 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: the increment of the splitmix64 generator."""
 
+Spoken = Mapping[int, Sequence[int] | npt.NDArray[np.int32]]
+"""By answer stream: the tokens that a model said."""
 NO_SPOKEN: Mapping[int, Sequence[int]] = {}
 
 
@@ -106,7 +108,7 @@ def stream_ids(span: Span, vocabulary_size: int) -> npt.NDArray[np.int32]:
 
 
 def token_ids(
-    prompt: Sequence[Span], vocabulary_size: int, spoken: Mapping[int, Sequence[int]] = NO_SPOKEN
+    prompt: Sequence[Span], vocabulary_size: int, spoken: Spoken = NO_SPOKEN
 ) -> npt.NDArray[np.int32]:
     """int32[prompt tokens]. `spoken`: by answer stream, the tokens that a model really said in place of it.
 
@@ -117,9 +119,7 @@ def token_ids(
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def _with_spoken(
-    span: Span, planned: npt.NDArray[np.int32], spoken: Mapping[int, Sequence[int]]
-) -> npt.NDArray[np.int32]:
+def _with_spoken(span: Span, planned: npt.NDArray[np.int32], spoken: Spoken) -> npt.NDArray[np.int32]:
     said = spoken.get(span.stream, ())[span.start : span.start + span.tokens]
     if len(said):
         planned[: len(said)] = said

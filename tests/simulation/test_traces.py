@@ -177,6 +177,9 @@ GOOD = mooncake_line(0, 600, 5, [0, 1])
         (AZURE_TEXT + "2023-11-16 18:15:51.22,4.5,5\n", 4, "must be a whole number of tokens"),
         (AZURE_TEXT + "2023-11-16 18:15:51.22,1e300,5\n", 4, "from 1 to 1,073,741,824"),
         (AZURE_TEXT + '2023-11-16 18:15:51.22,"4,5\n', 4, "not a line of CSV"),
+        (AZURE_TEXT.replace("2023-11-16 18:15:46.6805900", '"2023'), 2, "not a line of CSV"),
+        (AZURE_TEXT.replace("ContextTokens", '"ContextTokens'), 1, "not a line of CSV"),
+        (AZURE_TEXT.replace("2023-11-16 18:15:46.6805900", ""), 2, "no TIMESTAMP, column 1"),
         (AZURE_TEXT + "2020-11-16 18:15:51.22,4,5\n", 4, "sort the file by time"),
         (PAIRS_TEXT + "XXX,abc,5\n", 4, "ContextTokens is 'abc'; it must be a number"),
         (VIDUR_TEXT + "12,", 4, "no num_decode_tokens, column 2"),
@@ -294,3 +297,35 @@ def test_at_most_so_many_requests_are_made(tmp_path: Path) -> None:
     assert list(open_trace(path, Replay(requests_max=7)).requests()) == list(islice(everything, 7))
     with pytest.raises(WorkloadError, match="at most 0 requests"):
         Replay(requests_max=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_damage_is_a_complaint_that_names_the_file_or_leaves_good_rows(tmp_path: Path, seed: int) -> None:
+    mooncake = mooncake_sessions(tmp_path / "m", sessions=9, turns=2).read_text()
+    random = np.random.default_rng(seed)
+    inserts = (b"-", b'"', b"\n", b",", b"1e999", b"nan", b"\0", b"_", b"{", b"\xef\xbb\xbf", b"9" * 25)
+    refused = 0
+    for _ in range(100):
+        text = bytearray(
+            (mooncake, AZURE_TEXT, PAIRS_TEXT, VIDUR_TEXT, BURST_TEXT)[random.integers(5)].encode()
+        )
+        for place in random.integers(0, len(text), 3).tolist():
+            match int(random.integers(4)):
+                case 0:
+                    text[place : place + 1] = bytes([int(random.integers(256))])
+                case 1:
+                    del text[place : place + 20]
+                case 2:
+                    text[place:place] = inserts[random.integers(len(inserts))]
+                case _:
+                    text[place:place] = text[max(0, place - 50) : place]
+        path = written(tmp_path, bytes(text))
+        try:
+            made = list(open_trace(path, Replay(rate=1.0)).requests())
+        except WorkloadError as error:
+            complaints.append(str(error))
+        else:
+            assert all(request.prompt_tokens >= 1 and request.output_tokens >= 1 for request in made)
+            assert [request.arrival_ns for request in made] == sorted(request.arrival_ns for request in made)
+    assert 30 < len(complaints) < 100
+    assert all(complaint.startswith(str(path)) for complaint in complaints)
