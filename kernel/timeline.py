@@ -99,10 +99,14 @@ class Job:
         """An unchanged rate leaves the anchor: an end that nothing disturbs stays to the nanosecond."""
         if rate == self.rate:
             return
-        self.left = left = max(0.0, self.left - (now_ns - self.anchor_ns) * self.rate)
+        left = self.left - (now_ns - self.anchor_ns) * self.rate
+        self.left = left = left if left > 0.0 else 0.0
         self.rate, self.anchor_ns = rate, now_ns
         self.log.append((now_ns, self.phase, left, rate))
-        self.due_ns = self._due_ns()
+        if left:
+            self.due_ns = now_ns + math.ceil(left / rate)
+        else:
+            self.due_ns = self._due_ns()
 
     def _due_ns(self) -> int:
         if self.phase < len(self.phases):

@@ -8,6 +8,7 @@ Times of GEMMs depend on the number of tokens only, and are kept by it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
@@ -29,8 +30,8 @@ from muxk.profiles.operators import (
     layer_gemms,
 )
 
-KEPT_MAX = 1 << 16
-"""Token counts whose times are kept; then all are forgotten and found again."""
+KEPT_MAX = 1 << 14
+"""Sizes of items whose times are kept; then all are forgotten and found again."""
 NORMS = 2
 """A layer's norms; each adds the residual as well."""
 CHUNK_TOKENS_MAX = 1 << 17
@@ -53,26 +54,19 @@ class RooflineCost:
         self._heads = shape.heads // tp
         self._kv_heads = shape.kv_heads_of_one(tp)
         self._streams = elementwise_bytes(shape, tp)
-        self._kept: dict[tuple[int, int], tuple[PhaseCost, PhaseCost, PhaseCost]] = {}
-        self._kept_heads: dict[tuple[int, int], PhaseCost] = {}
+        self._kept: dict[tuple[int, int, int, int, int], _Kept] = {}
 
     def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
         """Attention, GEMMs with the head, elementwise kernels, all-reduce.
 
         Of a decode step the last two are with attention: they are short, and move little.
         """
-        tokens = load.decode_rows + load.chunk_tokens
-        gemms, streams, sums = self._by_tokens(tokens, units)
-        layers, attention = load.layers, self.attention(load, units)
-        products = _plus(_times(gemms, layers), self._ends(load, units))
-        if not load.chunk_tokens:
-            found = [_times(_plus(_plus(attention, streams), sums), layers), products]
-        else:
-            found = [_times(attention, layers), products, _times(streams, layers)]
-            if sums.ns:
-                found.append(_times(sums, layers))
-        drawn = card.drawn_bandwidth(self.profile, self.profile.gemm.bandwidth_efficiency, units)
-        return [PhaseCost(ns, moved, min(1.0, moved / (drawn * ns))) for ns, moved, _ in found]
+        kept = self._by_tokens(load, units)
+        attention, layers = self.attention(load, units), load.layers
+        ns, moved = attention.ns * layers, attention.bytes * layers
+        if load.chunk_tokens:
+            return (_phase(ns, moved, kept.drawn), *kept.phases)
+        return (_phase(ns + kept.others_ns, moved + kept.others_bytes, kept.drawn), kept.phases[0])
 
     def total_ns(self, load: ItemLoad, units: int) -> float:
         """When it runs alone."""
@@ -91,19 +85,30 @@ class RooflineCost:
             moved += attention_bytes(self.shape, self.tp, load.chunk_context, load.chunk_tokens)
         return PhaseCost(ns, moved)
 
-    def _by_tokens(self, tokens: int, units: int) -> tuple[PhaseCost, PhaseCost, PhaseCost]:
-        """GEMMs, elementwise kernels and all-reduces of one layer."""
-        kept = self._kept.get((tokens, units))
+    def _by_tokens(self, load: ItemLoad, units: int) -> _Kept:
+        """All but attention, which is the same for all items of so many tokens and layers."""
+        tokens = load.decode_rows + load.chunk_tokens
+        key = (tokens, load.layers, load.embedded, load.sampled, units)
+        kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            kept = (
-                self._gemm_phase(tokens, units),
-                self._stream_phase(tokens, units),
-                self._sum_phase(tokens),
-            )
-            self._kept[tokens, units] = kept
+            kept = self._kept[key] = self._find(load, tokens, units)
         return kept
+
+    def _find(self, load: ItemLoad, tokens: int, units: int) -> _Kept:
+        layers, drawn = load.layers, self._drawn(units)
+        products = _plus(_times(self._gemm_phase(tokens, units), layers), self._ends(load, units))
+        streams, sums = (
+            _times(self._stream_phase(tokens, units), layers),
+            _times(self._sum_phase(tokens), layers),
+        )
+        others = [cost for cost in (streams, sums) if cost.ns]
+        found = tuple(_phase(cost.ns, cost.bytes, drawn) for cost in (products, *others))
+        return _Kept(found, streams.ns + sums.ns, streams.bytes + sums.bytes, drawn)
+
+    def _drawn(self, units: int) -> float:
+        return card.drawn_bandwidth(self.profile, self.profile.gemm.bandwidth_efficiency, units)
 
     def _gemm_phase(self, tokens: int, units: int) -> PhaseCost:
         total = PhaseCost(0.0, 0.0)
@@ -150,15 +155,24 @@ class RooflineCost:
             moved = 2.0 * NUMBER_BYTES * load.embedded * self.shape.hidden
             cost = PhaseCost(card.elementwise_ns(self.profile, "add", moved, units), moved)
         if load.sampled:
-            cost = _plus(cost, self._head(load.sampled, units))
+            cost = _plus(cost, self._gemm(head_gemm(self.shape, self.tp), load.sampled, units))
         return cost
 
-    def _head(self, rows: int, units: int) -> PhaseCost:
-        kept = self._kept_heads.get((rows, units))
-        if kept is None:
-            kept = self._gemm(head_gemm(self.shape, self.tp), rows, units)
-            self._kept_heads[rows, units] = kept
-        return kept
+
+class _Kept(NamedTuple):
+    """What items of so many tokens go through beside attention."""
+
+    phases: tuple[PhaseCost, ...]
+    """GEMMs, elementwise kernels, all-reduces if there are any."""
+    others_ns: float
+    """Of all but the GEMMs."""
+    others_bytes: float
+    drawn: float
+    """Bytes a ns that its units draw."""
+
+
+def _phase(ns: float, moved: float, drawn: float) -> PhaseCost:
+    return PhaseCost(ns, moved, min(1.0, moved / (drawn * ns)))
 
 
 def _times(cost: PhaseCost, layers: int) -> PhaseCost:
