@@ -28,6 +28,7 @@ PARKING = """
   preempt:
     - {name: shorter, when: candidate.new_tokens < 40 and running.depth == 0, then: park}
     - {name: otherwise, then: continue}
+  slice: {layers: 1}
 """
 
 
@@ -70,7 +71,7 @@ CIRCUMSTANCES = {
     "parked between layers": Circumstance(
         lambda server: counts(server)["preemptions"] >= 1,
         rules=PARKING,
-        server={"costs": SimCosts(prefill_token_ns=400_000), "layers": 8},
+        server={"costs": SimCosts(prefill_token_ns=100_000), "layers": 8},
         after=crowd(2),
     ),
     "computed again": Circumstance(
