@@ -304,11 +304,10 @@ def test_any_damage_is_a_complaint_that_names_the_file_or_leaves_good_rows(tmp_p
     mooncake = mooncake_sessions(tmp_path / "m", sessions=9, turns=2).read_text()
     random = np.random.default_rng(seed)
     inserts = (b"-", b'"', b"\n", b",", b"1e999", b"nan", b"\0", b"_", b"{", b"\xef\xbb\xbf", b"9" * 25)
-    refused = 0
+    texts = (mooncake, AZURE_TEXT, PAIRS_TEXT, VIDUR_TEXT, BURST_TEXT)
+    complaints = []
     for _ in range(100):
-        text = bytearray(
-            (mooncake, AZURE_TEXT, PAIRS_TEXT, VIDUR_TEXT, BURST_TEXT)[random.integers(5)].encode()
-        )
+        text = bytearray(texts[random.integers(5)].encode())
         for place in random.integers(0, len(text), 3).tolist():
             match int(random.integers(4)):
                 case 0:
