@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from muxk.actors.columns import ExtrasMaker
@@ -97,6 +98,8 @@ class DecodeBatch:
     _table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((8, 16), dtype="<i4"))
     _tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(8, dtype="<i4"))
     _columns: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(8, dtype=SAMPLING_DTYPE))
+    _sampled: tuple[bytes, SamplingColumns] | None = None
+    """Columns of the last step by its slots, until a row joins: most steps have the rows of the last one."""
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
@@ -139,6 +142,7 @@ class DecodeBatch:
             history=bytearray(request.generated if extras.needed else b""),
         )
         self._widen(row.pages)
+        self._sampled = None
         self._table[slot] = 0
         self._table[slot, : row.pages] = reserved.pages
         params = request.params
@@ -207,23 +211,17 @@ class DecodeBatch:
         )
 
     def _sampling(self, rows: Sequence[Row], slots: npt.NDArray[np.intp]) -> SamplingColumns:
-        columns = self._columns[slots]
         made = [
             row.extras.make(index, bytes(row.history), len(row.generated) + row.ahead)
             for index, row in enumerate(rows)
             if row.extras is not None
         ]
         extras = tuple(found for found in made if found is not None)
-        return SamplingColumns(
-            temperature=columns["temperature"].tobytes(),
-            top_p=columns["top_p"].tobytes(),
-            top_k=columns["top_k"].tobytes(),
-            seed=columns["seed"].tobytes(),
-            choice=columns["choice"].tobytes(),
-            greedy=not columns["temperature"].any() and not extras,
-            min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
-            extras=extras,
-        )
+        key = slots.tobytes()
+        if self._sampled is None or self._sampled[0] != key:
+            self._sampled = (key, _plain_sampling(self._columns[slots]))
+        plain = self._sampled[1]
+        return msgspec.structs.replace(plain, greedy=False, extras=extras) if extras else plain
 
     def _take_slot(self) -> int:
         if not self._free_slots:
@@ -237,3 +235,16 @@ class DecodeBatch:
     def _widen(self, pages: int) -> None:
         while self._table.shape[1] < pages:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+
+
+def _plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
+    """Without what depends on the tokens so far."""
+    return SamplingColumns(
+        temperature=columns["temperature"].tobytes(),
+        top_p=columns["top_p"].tobytes(),
+        top_k=columns["top_k"].tobytes(),
+        seed=columns["seed"].tobytes(),
+        choice=columns["choice"].tobytes(),
+        greedy=not columns["temperature"].any(),
+        min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
+    )

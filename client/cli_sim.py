@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from muxk.client.traffic import Workload
 
 REQUESTS_DEFAULT = 200
+OUTPUT_DEFAULT = 200_000
+"""Tokens, so that a run of a workload with long answers ends within a minute as well."""
 
 
 def sim(
@@ -47,7 +49,12 @@ def sim(
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help=f"Requests in all. Default: {REQUESTS_DEFAULT}."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help=f"Requests in all. Default: {REQUESTS_DEFAULT}, or fewer that ask for {OUTPUT_DEFAULT:,} "
+            "tokens of output together.",
+        ),
     ] = None,
     duration: Annotated[
         float | None,
@@ -76,8 +83,9 @@ def sim(
 
     if duration is not None and not (math.isfinite(duration) and duration > 0):
         die(f"--duration {duration:g}: expected seconds, more than 0", USAGE)
+    output_max = None
     if requests is None and duration is None:
-        requests = REQUESTS_DEFAULT
+        requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
     for option, path in (("--json", json_file), ("--record", record)):
         if path is not None and not path.parent.is_dir():
             die(f"{option} {path}: there is no folder {path.parent}", USAGE)
@@ -85,7 +93,7 @@ def sim(
     gpu = _open_gpu(device, model, kv_tokens, seed)
     found, rate = _open_workload(workload, rate, seed)
     duration_ns = None if duration is None else round(duration * S)
-    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record)
+    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max)
     _report(plan, workload, rate, _simulated(plan), json_file)
 
 

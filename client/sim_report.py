@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 SPLITS_SHOWN = 4
+QUEUE_REQUESTS_MIN = 40
+"""With fewer, one or two that wait decide whether a queue counts as stable; the last one always waits."""
 VERSION = 1
 """Of the JSON's form."""
 
@@ -119,6 +121,8 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
         f"{run.duration_ns / S:,.1f} s in {clock['seconds']:,.1f} s: "
         f"{clock['times_real_time']:.1f} times real time",
     )
+    if totals.requests < QUEUE_REQUESTS_MIN:
+        yield "note", f"{totals.requests} requests say little of a queue: the last one to come always waits"
     if run.longest_tokens > plan.gpu.shape.context_max:
         yield (
             "note",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -70,6 +70,8 @@ class SimPlan:
     """Requests that arrive before this are sent."""
     seed: int = 0
     record: Path | None = None
+    output_max: int | None = None
+    """No more requests are sent after those that ask for so many tokens together."""
 
 
 @dataclass
@@ -175,7 +177,7 @@ class _Simulator:
         self._run = Run(Measures(objectives_of(plan.opened.policy)))
         self._live: dict[str, _Live] = {}
         self._spoken = _Spoken()
-        self._sent = self._ended_count = 0
+        self._sent = self._ended_count = self._output_tokens = 0
         self._start_ns = self._heard_ns = 0
         self._ready = False
         self._crash: CrashReport | None = None
@@ -223,11 +225,13 @@ class _Simulator:
 
     def _planned(self) -> Iterator[TrafficRequest]:
         plan = self._plan
-        made = islice(plan.workload.requests(), plan.requests_max)
-        if plan.duration_ns is None:
-            return made
-        end_ns = plan.duration_ns
-        return takewhile(lambda request: request.arrival_ns < end_ns, made)
+        asked = 0
+        for request in islice(plan.workload.requests(), plan.requests_max):
+            late = plan.duration_ns is not None and request.arrival_ns >= plan.duration_ns
+            if late or (plan.output_max is not None and asked >= plan.output_max):
+                return
+            asked += request.output_tokens
+            yield request
 
     def _tell(self) -> None:
         plan = self._plan
@@ -236,6 +240,8 @@ class _Simulator:
             shares.append(self._ended_count / plan.requests_max)
         if plan.duration_ns is not None:
             shares.append(self._now_ns() / plan.duration_ns)
+        if plan.output_max is not None:
+            shares.append(self._output_tokens / plan.output_max)
         share = min(1.0, max(shares)) if shares else None
         self._progress(share, self._now_ns() / S, self._ended_count)
 
@@ -307,6 +313,7 @@ class _Simulator:
                 live = self._live[event.request_id]
                 live.said.extend(event.token_ids)
                 live.token_ns.extend([now_ns] * len(event.token_ids))
+                self._output_tokens += len(event.token_ids)
                 self._heard_ns = now_ns
             elif isinstance(event, wire.Finished):
                 live = self._ended(event.request_id, completed=True)

@@ -56,14 +56,11 @@ class StillBusy(RuntimeError):
 class _Inbox:
     """The inbox of one generation of an actor: only a count, the messages are in the heap."""
 
+    name: str
     child: Child
     decode: Callable[[bytes], Message]
     is_open: bool = True
     depth: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.child.name
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +114,7 @@ class VirtualRuntime:
         """
         assert encode_every >= 1
         self._trace = trace
+        self._hashed = trace.hashed
         self._jitter = random.Random(seed) if jitter else None
         self._egress = egress
         self._encode_every = encode_every
@@ -212,7 +210,7 @@ class VirtualRuntime:
     # What the supervisor calls.
 
     def open_inbox(self, child: Child) -> Context:
-        inbox = _Inbox(child, codec.decoder(child.spec.actor_class))
+        inbox = _Inbox(child.name, child, codec.decoder(child.spec.actor_class))
         self._inboxes[child.name] = inbox
         return ActorContext(self, inbox)
 
@@ -264,7 +262,8 @@ class VirtualRuntime:
     def _handle(self, inbox: _Inbox, delivery: _Delivery) -> None:
         message = delivery.message
         kind = type(message)
-        self._trace.mix(self._now_ns, inbox.name, delivery.frame or kind.__name__.encode())
+        if self._hashed:
+            self._trace.mix(self._now_ns, inbox.name, delivery.frame or kind.__name__.encode())
         large = delivery.frame is not None and len(delivery.frame) > DETAIL_BYTES
         detail = None if large else message
         self._trace.record(self._now_ns, "handled", inbox.name, kind.__name__, detail)
