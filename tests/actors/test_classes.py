@@ -184,9 +184,9 @@ def test_two_tenants_that_compete_get_prefill_tokens_by_their_shares(tmp_path: P
     # More than the device can do, of each; the requests of one are four times as long as those of the other.
     server = VirtualServer(policy_of(tmp_path, TENANTS), costs=SLOW_PREFILL, calibrate=False)
     found = prefill_tokens_by_class(server)
-    flood(server, "a", 120, 200, S, 10 * MS)
-    flood(server, "b", 240, 50, S, 5 * MS)
-    server.run_until(S + 1200 * MS)
+    flood(server, "a", 240, 200, S, 10 * MS)
+    flood(server, "b", 480, 50, S, 5 * MS)
+    server.run_until(S + 2400 * MS)
     classes = server.describe("admission")["classes"]
     assert classes["a"]["waiting"] > 10
     assert classes["b"]["waiting"] > 10
@@ -194,7 +194,7 @@ def test_two_tenants_that_compete_get_prefill_tokens_by_their_shares(tmp_path: P
     for at_ns, name, tokens in found:
         if at_ns >= S + 100 * MS:
             got[name] += tokens
-    assert sum(got.values()) > 8_000
+    assert sum(got.values()) > 16_000
     assert 3 * 0.95 < got["a"] / got["b"] < 3 * 1.05, got
 
 
