@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from muxk.profiles.fit_figures import Figure, figures
 from muxk.profiles.gpu import GpuProfile, Group, HeldOut, known_gpus, load_gpu
 
 MEDIAN_AIM = 0.08
@@ -25,6 +26,29 @@ are marked.
 | card | operator | table | fitted rows | held-out rows | median | P90 | |
 |---|---|---|--:|--:|--:|--:|---|
 """
+FIGURES = """
+## Figures beside the tables
+
+Single operators of the H200, which are rows of the fitted tables; the speed of a GEMM on a part of a Hopper,
+measured beside another kernel; and times of 8xA100 that the predictor in the code of MuxWise's authors gives.
+Nothing was fitted to the last two. Decode on 8xA100 is too fast: by 3 to 4 ms (70B) and 1 to 2 ms (8B) from
+32 SMs up, by more below. What no table has is missing (gaps between kernels, sampling), and the all-reduce is
+assumed; a small model on eight cards suffers most from both. A card that throttles is not modelled: the
+largest GEMMs of the H200 (8192 x 8192 from 8192 tokens) reach 670 TFLOP/s in the table and 815 here.
+
+| figure | measured | ours | ratio |
+|---|--:|--:|--:|
+"""
+FUSED = """
+## How a fused step is costed
+
+GEMMs, norms and all-reduces run once over the decode rows and the chunk together, at the efficiency that the
+GEMM fit has for that number of tokens: a small chunk pays for half-empty tiles and for the weights. Attention
+of the decode rows and of the chunk are two kernels, one after the other; the chunk's pays for every pair of
+its queries with the reused context, and reads that context again in each step. A step pays the launch of
+every layer. Efficiencies are fitted to the tables above (A100 attention and all-reduce are assumed), launches are
+assumed.
+"""
 GROUPS = """
 ## What the constants stand on
 
@@ -40,7 +64,18 @@ def gpu_models_page() -> str:
     profiles = [load_gpu(name) for name in known_gpus()]
     lines = [line for profile in profiles for line in _error_lines(profile)]
     groups = [line for profile in profiles for line in _group_lines(profile)]
-    return HEAD + "\n".join(lines) + "\n" + GROUPS + "\n".join(groups) + "\n"
+    rows = [_figure_line(figure) for figure in figures()]
+    parts = (HEAD, *_joined(lines), FIGURES, *_joined(rows), FUSED, GROUPS, *_joined(groups))
+    return "".join(parts)
+
+
+def _joined(lines: list[str]) -> Iterator[str]:
+    return (f"{line}\n" for line in lines)
+
+
+def _figure_line(figure: Figure) -> str:
+    unit = f" {figure.unit}" if figure.unit else ""
+    return f"| {figure.name} | {figure.measured:,.4g}{unit} | {figure.ours:,.4g}{unit} | {figure.ratio:.2f} |"
 
 
 def _error_lines(profile: GpuProfile) -> Iterator[str]:
