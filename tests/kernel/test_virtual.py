@@ -177,6 +177,16 @@ def test_idle_is_called_before_a_gap_at_most_every_250_ms_and_at_the_end() -> No
     assert [at_ns // 1_000_000 for at_ns in idles] == [0, 260, 900, 901]
 
 
+def test_a_run_whose_checks_are_dear_may_ask_for_fewer() -> None:
+    idles: list[int] = []
+    specs = [ActorSpec("q", lambda: Quiet(idles), Quiet)]
+    runtime = VirtualRuntime(specs, trace=Trace(), idle_every_ns=600_000_000)
+    for at_ms in (0, 100, 590, 610, 900):
+        runtime.inject(Ref("q"), Tick("x", 0), at_ns=at_ms * 1_000_000)
+    runtime.run_until_idle()
+    assert [at_ns // 1_000_000 for at_ns in idles] == [0, 610, 900]
+
+
 class Pinger(Actor):
     """Sends runs of ticks to the sink and wakes again at the same times as the others."""
 

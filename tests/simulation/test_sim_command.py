@@ -123,6 +123,14 @@ def test_a_setting_reaches_the_policy_and_its_slos_the_verdicts(tmp_path: Path) 
     assert made["verdicts"]["gaps_over_share"] > 0.9
 
 
+def test_a_rate_that_the_gpu_can_not_serve_meets_no_goodput(tmp_path: Path) -> None:
+    made = figures(tmp_path, "muxwise", "--workload", "loogle", "--rate", "100", "--requests", "20")
+    assert made["completed"] == 20
+    assert made["verdicts"]["stable"] is False
+    assert made["verdicts"]["strict"] is False
+    assert made["verdicts"]["waiting_share"] > 0.5
+
+
 def test_a_run_of_some_seconds_sends_what_arrives_in_them(tmp_path: Path) -> None:
     made = figures(tmp_path, "muxwise", "--workload", "sharegpt", "--rate", "20", "--duration", "0.2")
     due = 0
