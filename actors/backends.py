@@ -6,8 +6,8 @@ torch is imported here only when a device needs it: the base install has none, a
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from muxk.actors.tokenizer import Tokenizer
 from muxk.kernel.device import Device
@@ -16,17 +16,13 @@ from muxk.kernel.devices.sim import SimDevice
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.errors import ModelError
 from muxk.models.tokenizer import ByteTokenizer
-from muxk.profiles.cost import DoesNotFit, open_gpu
-from muxk.profiles.gpu import known_gpus, load_gpu
-from muxk.profiles.operators import TP_SIZES, ShapeError, load_shape
+from muxk.profiles.gpu import known_gpus
 
 KV_TOKENS_DEFAULT = 32_768
 """KV pool of the CPU device when nothing is said; 1.5 GB for SmolLM2."""
 SIM_KV_TOKENS_DEFAULT = 65_536
 SIM_UNITS_DEFAULT = 8
 SIM_LAYERS = 8
-
-TP_OPTIONS: Mapping[str, int] = {f"tp={size}": size for size in TP_SIZES}
 
 Progress = Callable[[str, float], None]
 
@@ -48,9 +44,8 @@ class Backend:
 def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
     """Load what `--device` and `--model` name. Raises StartupError."""
     kind, _, count = device.partition(":")
-    card, *options = count.split(",")
-    if kind == "sim" and card in known_gpus():
-        return _open_sim_gpu(device, card, options, model, kv_tokens)
+    if kind == "sim" and count.partition(",")[0] in known_gpus():
+        return _open_sim_gpu(device, model, kv_tokens)
     units = _unit_count(device, count) if count else None
     if kind == "sim":
         return _open_sim(
@@ -61,18 +56,12 @@ def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, pro
     raise StartupError(f"unknown device {device!r}: use auto, cpu, cpu:N, sim:N (N units) or sim:h200")
 
 
-def _open_sim_gpu(device: str, card: str, options: list[str], model: str, kv_tokens: int | None) -> Backend:
-    """A model by its dimensions on a modelled card: `sim:h200`, or `sim:h200,tp=4` for four that share it."""
-    if not all(option in TP_OPTIONS for option in options) or len(options) > 1:
-        raise StartupError(f"device {device!r}: after the card comes {', '.join(TP_OPTIONS)} or nothing")
-    tp = TP_OPTIONS[options[0]] if options else 1
-    try:
-        shape = load_shape(model)
-        pages = None if kv_tokens is None else _pages(kv_tokens)
-        gpu = open_gpu(load_gpu(card), shape, tp, pages)
-    except (ShapeError, DoesNotFit) as error:
-        raise StartupError(str(error)) from error
-    return Backend(gpu, ByteTokenizer(), shape.name, min(shape.context_max, (gpu.pages - 1) * PAGE_SIZE))
+def _open_sim_gpu(device: str, model: str, kv_tokens: int | None) -> Backend:
+    """A model by its dimensions on a modelled card, with the contexts that it was trained for."""
+    from muxk.actors.gpu_backend import open_gpu_backend
+
+    gpu = open_gpu_backend(device, model, kv_tokens)
+    return replace(gpu.backend, max_context_tokens=min(gpu.shape.context_max, gpu.kv_tokens))
 
 
 def _unit_count(device: str, count: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muxk.actors.backends import Backend, StartupError
@@ -14,6 +15,7 @@ from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.operators import TP_SIZES, ModelShape, ShapeError, known_models, load_shape
 
 PREFIX = "sim:"
+TP_OPTIONS: Mapping[str, int] = {f"tp={size}": size for size in TP_SIZES}
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,9 @@ def parse_gpu(device: str) -> tuple[str, int]:
             f"unknown simulated GPU {device!r}{': ' + hint if hint else ''}; there are {', '.join(names)}, "
             "each with ,tp=2, 4 or 8"
         )
-    tp = 1
-    for option in options:
-        key, _, value = option.partition("=")
-        if key != "tp" or value not in [str(size) for size in TP_SIZES]:
-            raise StartupError(f"device {device!r}: {option!r} is no option of it; use tp=1, 2, 4 or 8")
-        tp = int(value)
-    return name, tp
+    if len(options) > 1 or not all(option in TP_OPTIONS for option in options):
+        raise StartupError(f"device {device!r}: after the card comes {', '.join(TP_OPTIONS)} or nothing")
+    return name, TP_OPTIONS[options[0]] if options else 1
 
 
 def open_gpu_backend(device: str, model: str, kv_tokens: int | None = None, seed: int = 0) -> GpuBackend:
