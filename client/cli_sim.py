@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,20 +82,35 @@ def sim(
     """
     from muxk.client.sim_run import S, SimPlan
 
-    if duration is not None and not (math.isfinite(duration) and duration > 0):
-        die(f"--duration {duration:g}: expected seconds, more than 0", USAGE)
+    _check_files(("--json", json_file), ("--record", record))
+    duration_ns = None if duration is None else round(_seconds(duration) * S)
     output_max = None
     if requests is None and duration is None:
         requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
-    for option, path in (("--json", json_file), ("--record", record)):
-        if path is not None and not path.parent.is_dir():
-            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
     opened = _open_policy(policy, parse_settings(settings))
     gpu = _open_gpu(device, model, kv_tokens, seed)
     found, rate = _open_workload(workload, rate, seed)
-    duration_ns = None if duration is None else round(duration * S)
     plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max)
     _report(plan, workload, rate, _simulated(plan), json_file)
+
+
+def _check_folders(files: Mapping[str, Path | None]) -> None:
+    for option, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
+
+
+def _seconds(duration: float) -> float:
+    if not (math.isfinite(duration) and duration > 0):
+        die(f"--duration {duration:g}: expected seconds, more than 0", USAGE)
+    return duration
+
+
+def _check_files(*files: tuple[str, Path | None]) -> None:
+    """A mistake in where to write must not show after the run."""
+    for option, path in files:
+        if path is not None and not path.parent.is_dir():
+            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
 
 
 def _open_policy(name: str, settings: dict[str, str]) -> OpenedPolicy:

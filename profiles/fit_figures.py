@@ -5,7 +5,7 @@ Those of H200 operators are rows of the tables that were fitted; nothing is fitt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from muxk.kernel.devices.sim_gpu import ItemLoad
@@ -23,7 +23,7 @@ PREFILL_POINTS = ((1024, 35.0), (2048, 87.0), (4096, 268.0), (8192, 938.0), (163
 GEMM_SHARES = ((16, 0.117), (32, 0.235), (64, 0.484), (88, 0.674), (112, 0.847))
 """(SMs, speed relative to 132) of a product of 4096 x 16384 x 13824."""
 SMS = (8, 16, 32, 56, 80, 108)
-DECODE_MS = {
+DECODE_MS: Mapping[str, tuple[float, ...]] = {
     "llama-3.1-70b": (98.7, 55.6, 34.1, 28.5, 26.0, 25.3),
     "llama-3.1-8b": (19.3, 11.9, 8.1, 7.2, 6.6, 6.5),
 }
