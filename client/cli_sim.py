@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,12 +91,6 @@ def sim(
     found, rate = _open_workload(workload, rate, seed)
     plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max)
     _report(plan, workload, rate, _simulated(plan), json_file)
-
-
-def _check_folders(files: Mapping[str, Path | None]) -> None:
-    for option, path in files.items():
-        if path is not None and not path.parent.is_dir():
-            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
 
 
 def _seconds(duration: float) -> float:
