@@ -44,6 +44,7 @@ PEERS = 64
 """Clients that the requests come from in turn: a server bounds what one of them may have live."""
 SPOKEN_TOKENS_MAX = 1 << 22
 """Tokens of answers that are kept for the prompts of later turns; the oldest are forgotten."""
+SPOKEN_ANSWERS_MAX = 8192
 TRACE_RECORDS = 64
 CHECK_EVERY_NS = 60 * S
 """Between two checks of the server's invariants: they read the whole KV pool, which is large here."""
@@ -129,9 +130,10 @@ class _Spoken(Mapping[int, npt.NDArray[np.int32]]):
         self._tokens = 0
 
     def keep(self, stream: int, said: list[int]) -> None:
+        before = self._kept.pop(stream, None)
+        self._tokens += len(said) - (0 if before is None else len(before))
         self._kept[stream] = np.array(said, np.int32)
-        self._tokens += len(said)
-        while self._tokens > SPOKEN_TOKENS_MAX:
+        while self._tokens > SPOKEN_TOKENS_MAX or len(self._kept) > SPOKEN_ANSWERS_MAX:
             _, oldest = self._kept.popitem(last=False)
             self._tokens -= len(oldest)
 
