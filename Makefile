@@ -67,6 +67,7 @@ tutorial: $(VENV)/.stamp-cpu
 bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench
 	$(BIN)/python -m muxk.client.modelbench
+	$(BIN)/python -m muxk.client.swapbench
 	$(BIN)/muxk bench
 
 # Another seed each time, unless SEED says which: it is printed, and repeats the run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,11 +110,13 @@ class OneClient:
     def stuff(self) -> None:
         """Send until a frame stays held back: ZeroMQ's thread needs a while to fill the socket's buffers."""
         quiet = 0
-        while quiet < 30:
+        poller = zmq.Poller()
+        poller.register(self.ingress.sources[0].fileno(), zmq.POLLIN)
+        while quiet < 30:  # nothing tells that a buffer stays full
             if self.ingress.retry_ns is None:
                 self.ingress.send(SendFrame(self.peer, BIG))
                 quiet = 0
-            time.sleep(0.01)
+            poller.poll(10)
             self.ingress.retry()
             quiet += 1
 
