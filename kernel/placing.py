@@ -51,8 +51,8 @@ class PlaceView(msgspec.Struct, frozen=True):
 
     now_ns: int
     queue: tuple[RequestView, ...]
-    """The first PLACE_QUEUE_MAX requests that were sent to no group yet, by arrival. `pages` of each are those
-    of its prompt."""
+    """The first PLACE_QUEUE_MAX requests that were sent to no group yet, by arrival. `pages` of each are
+    those of its prompt."""
     waiting: int
     """All of them."""
     groups: tuple[GroupView, ...]
@@ -86,8 +86,8 @@ class Assign(msgspec.Struct, frozen=True, tag=True):
     """Devices of groups with nothing to do that it gets first. A sleeping group needs its leader among them,
     or it is the leader of another one's: then the request is refused as illegal."""
     keep: int | None = None
-    """Devices that it keeps when these prompts are computed: their KV is placed there (proactive scale-down of
-    LoongServe); None: all."""
+    """How many of its devices it keeps when these prompts are computed, its leader first: their KV is placed
+    there (proactive scale-down of LoongServe); None: all."""
     decode: int | None = None
     """The group that decodes them, after a migration of their KV; None: the same one."""
 
