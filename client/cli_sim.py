@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
+from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
     from muxk.actors.gpu_backend import GpuBackend
@@ -60,6 +61,13 @@ def sim(
         float | None,
         typer.Option(metavar="S", help="Send what arrives within so many seconds, in place of --requests."),
     ] = None,
+    turns: Annotated[
+        Turns,
+        typer.Option(
+            help="When later turns of a conversation come: open, at times made ahead; closed, a think time "
+            "after the answer before."
+        ),
+    ] = Turns.OPEN,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload and of the noise of the device.")] = 0,
     kv_tokens: Annotated[
         int | None,
@@ -89,7 +97,7 @@ def sim(
     opened = _open_policy(policy, parse_settings(settings))
     gpu = _open_gpu(device, model, kv_tokens, seed)
     found, rate = _open_workload(workload, rate, seed)
-    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max)
+    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max, turns=turns)
     _report(plan, workload, rate, _simulated(plan), json_file)
 
 

@@ -42,6 +42,8 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     """When each token came, ascending; what there was of them."""
     completed: bool = True
     """It ended well; no for one that failed, or goes on when the run ends."""
+    ttft_slo_ns: int | None = None
+    """Its own TTFT SLO; None: the one of the objectives."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,14 @@ class Measures:
         tpot[several] = (times[lasts] - times[firsts])[several] // (lengths[several] - 1)
         self._totals.tpot.add(tpot[several & completed])
         prompts = [served.prompt_tokens for served in batch]
-        allowed = np.array([self.objectives.ttft_ns(tokens) for tokens in prompts], np.int64)
+        allowed = np.array([self._ttft_slo_ns(served) for served in batch], np.int64)
         self._totals.completed += int(completed.sum())
         self._totals.completed_prompt_tokens += int(np.array(prompts, np.int64)[completed].sum())
         self._totals.good += int((completed & (ttft <= allowed) & (tpot <= self.objectives.tpot_ns)).sum())
+
+    def _ttft_slo_ns(self, served: Served) -> int:
+        own_ns = served.ttft_slo_ns
+        return self.objectives.ttft_ns(served.prompt_tokens) if own_ns is None else own_ns
 
     def _count_gaps(
         self, times: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]

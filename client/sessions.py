@@ -181,6 +181,10 @@ class SessionWorkload:
         think_ns = -math.log1p(-self._draw(THINK, session, turn)) * self._pace.think_s * 1e9
         return self._request(session, turn, ended_ns + round(think_ns), prompt)
 
+    def owns(self, request: TrafficRequest) -> bool:
+        """Whether a request is of a session of this workload."""
+        return request.session & ~INDEX_MASK == self._first_session
+
     def _opening(self, session: int, at_ns: int) -> TrafficRequest:
         tokens = self.shape.opening.at(self._draw(OPENING, session))
         prompt: list[Span] = []

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from muxk.client.class_measures import judge
+from muxk.client.measures import Judgement, Measures
 from muxk.client.sim_run import Run, S, SimPlan
+from muxk.policies.problems import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +49,9 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "num_prompts": totals.requests,
         **run.measures.figures(),
         "slo": vars(run.measures.objectives),
-        "verdicts": msgspec.to_builtins(run.measures.judge()),
+        "verdicts": msgspec.to_builtins(judge(run.measures, run.classes)),
+        "classes": {name: _class(measures) for name, measures in run.classes.items()},
+        "turns": plan.turns.value,
         "errors": run.refused,
         "kv_tokens": plan.gpu.kv_tokens,
         "kv_hit_rate": run.hit_rate,
@@ -59,6 +64,16 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "calibration_seconds": run.calibration_ns / S,
         "simulated_seconds": run.duration_ns / S,
         "wall": wall(run),
+    }
+
+
+def _class(measures: Measures) -> dict[str, Any]:
+    """What one class of requests got, and whether that met the SLOs of the class."""
+    return {
+        "num_prompts": measures.totals.requests,
+        **measures.figures(),
+        "slo": {"tbt_ms": measures.objectives.tbt_ms},
+        "verdicts": msgspec.to_builtins(measures.judge()),
     }
 
 
@@ -150,7 +165,10 @@ def _ms(value: float) -> str:
 
 
 def _verdicts(run: Run) -> Iterator[tuple[str, str]]:
-    judged, slo = run.measures.judge(), run.measures.objectives
+    judged, slo = judge(run.measures, run.classes), run.measures.objectives
+    if run.classes:
+        yield from _by_class(run, judged)
+        return
     queue = "stable" if judged.stable else "grows"
     yield (
         "strict goodput",
@@ -165,6 +183,23 @@ def _verdicts(run: Run) -> Iterator[tuple[str, str]]:
         f"{_met(judged.joint)}: {judged.good_share:.1%} of requests (90 % needed) with TTFT within {ttft} "
         f"and TPOT within {slo.tbt_ms:g} ms",
     )
+
+
+def _by_class(run: Run, judged: Judgement) -> Iterator[tuple[str, str]]:
+    queue = "is stable" if judged.stable else "grows"
+    yield "strict goodput", f"{_met(judged.strict)}: of each class by its own TBT SLO; the queue {queue}"
+    yield (
+        "joint goodput",
+        f"{_met(judged.joint)}: {judged.good_share:.1%} of requests met those of their class",
+    )
+    for name, measures in run.classes.items():
+        own, figures = measures.judge(), measures.figures()
+        yield (
+            f"class {visible(name)}",
+            f"{measures.totals.requests:,} requests, TTFT P99 {_ms(figures['p99_ttft_ms'])}, "
+            f"TBT P99 {_ms(figures['p99_itl_ms'])} (SLO {measures.objectives.tbt_ms:g} ms), "
+            f"{own.gaps_over_share:.2%} of gaps over it, {own.good_share:.1%} of requests in TTFT and TPOT",
+        )
 
 
 def _is(queue: str) -> str:

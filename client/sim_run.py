@@ -7,8 +7,7 @@ same result; only `Run.wall` differs.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,23 +15,27 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from muxk.actors import protocol as wire
 from muxk.actors.gpu_backend import GpuBackend
 from muxk.actors.policy_files import OpenedPolicy
 from muxk.actors.system import build_specs, installed_version
+from muxk.client.class_measures import ClassMeasures
+from muxk.client.closed_loop import ClosedLoop
 from muxk.client.errors import ClientError
 from muxk.client.measures import Measures, Objectives, Served
+from muxk.client.spoken import SpokenAnswers
 from muxk.client.timed_policy import TimedPolicy
 from muxk.client.traffic import TrafficRequest, Workload, token_ids
+from muxk.client.turns import Turns
 from muxk.kernel.actor import Ref
+from muxk.kernel.journal import Sink
 from muxk.kernel.messages import FrameReceived, SendFrame
 from muxk.kernel.policy import Policy, PolicyBook
 from muxk.kernel.recording import Recorder
+from muxk.kernel.shadow import ShadowTally
 from muxk.kernel.supervisor import CrashReport
 from muxk.kernel.trace import Trace
-from muxk.kernel.view import RequestView
+from muxk.kernel.view import RequestClass, RequestView
 from muxk.kernel.virtual import VirtualRuntime
 
 S = 1_000_000_000
@@ -42,9 +45,6 @@ SILENCE_MAX_NS = 600 * S
 """After so long without a token while requests are live, something is wrong."""
 PEERS = 64
 """Clients that the requests come from in turn: a server bounds what one of them may have live."""
-SPOKEN_TOKENS_MAX = 1 << 22
-"""Tokens of answers that are kept for the prompts of later turns; the oldest are forgotten."""
-SPOKEN_ANSWERS_MAX = 8192
 TRACE_RECORDS = 64
 CHECK_EVERY_NS = 60 * S
 """Between two checks of the server's invariants: they read the whole KV pool, which is large here."""
@@ -73,6 +73,13 @@ class SimPlan:
     record: Path | None = None
     output_max: int | None = None
     """No more requests are sent after those that ask for so many tokens together."""
+    objectives: Objectives | None = None
+    """What is judged by; None: the policy's SLOs. Classes of requests are judged by their own."""
+    turns: Turns = Turns.OPEN
+    shadow: ShadowTally | None = None
+    """Who is asked beside the policy, and never acts."""
+    sink: Sink | None = None
+    """Where decisions go, in place of a record."""
 
 
 @dataclass
@@ -89,6 +96,8 @@ class Run:
     """What a run came to. Times in ns."""
 
     measures: Measures
+    classes: dict[str, Measures] = field(default_factory=dict)
+    """Of a policy with several classes, each by its own SLOs."""
     duration_ns: int = 0
     """Of virtual time, from the end of the calibration."""
     calibration_ns: int = 0
@@ -118,33 +127,9 @@ class Run:
 class _Live:
     request: TrafficRequest
     prompt_tokens: int
+    chosen: RequestClass | None
     token_ns: list[int] = field(default_factory=list)
     said: list[int] = field(default_factory=list)
-
-
-class _Spoken(Mapping[int, npt.NDArray[np.int32]]):
-    """What the model said, by answer stream; bounded in tokens."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
-        self._tokens = 0
-
-    def keep(self, stream: int, said: list[int]) -> None:
-        before = self._kept.pop(stream, None)
-        self._tokens += len(said) - (0 if before is None else len(before))
-        self._kept[stream] = np.array(said, np.int32)
-        while self._tokens > SPOKEN_TOKENS_MAX or len(self._kept) > SPOKEN_ANSWERS_MAX:
-            _, oldest = self._kept.popitem(last=False)
-            self._tokens -= len(oldest)
-
-    def __getitem__(self, stream: int) -> npt.NDArray[np.int32]:
-        return self._kept[stream]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
 
 def objectives_of(policy: Policy) -> Objectives:
@@ -176,9 +161,13 @@ class _Simulator:
         self._recorder = (
             None if plan.record is None else Recorder(plan.record, self._book, installed_version())
         )
-        self._run = Run(Measures(objectives_of(plan.opened.policy)))
+        self._run = Run(Measures(plan.objectives or objectives_of(plan.opened.policy)))
+        self._classes = ClassMeasures(plan.opened.policy)
+        self._run.classes = self._classes.by_name
+        self._loop = ClosedLoop(plan.workload) if plan.turns is Turns.CLOSED else None
+        self._book.shadow = plan.shadow
         self._live: dict[str, _Live] = {}
-        self._spoken = _Spoken()
+        self._spoken = SpokenAnswers()
         self._sent = self._ended_count = self._output_tokens = 0
         self._start_ns = self._heard_ns = 0
         self._ready = False
@@ -228,7 +217,8 @@ class _Simulator:
     def _planned(self) -> Iterator[TrafficRequest]:
         plan = self._plan
         asked = 0
-        for request in islice(plan.workload.requests(), plan.requests_max):
+        source = plan.workload.requests() if self._loop is None else self._loop.requests(self._wait)
+        for request in islice(source, plan.requests_max):
             late = plan.duration_ns is not None and request.arrival_ns >= plan.duration_ns
             if late or (plan.output_max is not None and asked >= plan.output_max):
                 return
@@ -260,6 +250,11 @@ class _Simulator:
                 self._recorder.write(self._recorder.take())
             self._check_progress()
 
+    def _wait(self, at_ns: int) -> int:
+        """One step towards a time."""
+        self._run_to(min(at_ns, self._now_ns() + STEP_NS))
+        return self._now_ns()
+
     def _check_progress(self) -> None:
         if self._crash is not None:
             raise SimError(f"{self._crash.actor} crashed: {self._crash.reason}")
@@ -278,7 +273,7 @@ class _Simulator:
         self._run.calibration_ns = self._start_ns = self._runtime.now_ns()
         self._before = self._describe("arbiter")
         self._book.journal.zero_ns = self._start_ns
-        self._book.journal.sink = self._recorder
+        self._book.journal.sink = self._plan.sink or self._recorder
 
     def _device_is_measured(self) -> None:
         self._ready = True
@@ -292,7 +287,7 @@ class _Simulator:
         name = f"r{self._sent}"
         ids = token_ids(request.prompt, self._plan.gpu.backend.tokenizer.vocabulary_size, self._spoken)
         prompt = ids.tolist()
-        self._live[name] = _Live(request, len(prompt))
+        self._live[name] = _Live(request, len(prompt), self._classes.class_of(request, len(prompt)))
         self._run.longest_tokens = max(self._run.longest_tokens, len(prompt) + request.output_tokens)
         if len(self._live) == 1:
             self._heard_ns = self._now_ns()
@@ -322,6 +317,8 @@ class _Simulator:
                 self._run.prompt_tokens += live.prompt_tokens
                 self._run.cached_tokens += event.cached_tokens
                 self._spoken.keep(live.request.answer_stream, live.said)
+                if self._loop is not None:
+                    self._loop.answered(live.request, now_ns)
             elif isinstance(event, wire.Failed):
                 self._ended(event.request_id, completed=False)
                 refused = self._run.refused
@@ -330,8 +327,11 @@ class _Simulator:
 
     def _ended(self, name: str, *, completed: bool) -> _Live:
         live = self._live.pop(name)
-        served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, completed)
+        chosen = live.chosen
+        slo_ns = None if chosen is None else chosen.ttft_slo_ns
+        served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, completed, slo_ns)
         self._run.measures.add(served)
+        self._classes.add(served, chosen)
         self._ended_count += 1
         self._heard_ns = self._now_ns()
         return live

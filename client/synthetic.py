@@ -22,7 +22,7 @@ from operator import attrgetter
 from muxk.client.arrivals import Arrivals, positive
 from muxk.client.lengths import Lengths
 from muxk.client.sessions import USUAL_PACE, Pace, SessionShape, SessionWorkload, SharedText
-from muxk.client.traffic import TrafficRequest, Workload, WorkloadError, mix
+from muxk.client.traffic import TrafficRequest, WorkloadError, mix
 
 ONE_TURN = Lengths(1, 2, 3, 1.0)
 """Stands for the later messages of workloads that have none."""
@@ -75,7 +75,7 @@ class Mixture:
     Give each its own share of the rate, and its own seed, or they arrive in step.
     """
 
-    def __init__(self, name: str, parts: Sequence[Workload]) -> None:
+    def __init__(self, name: str, parts: Sequence[SessionWorkload]) -> None:
         if not parts:
             raise WorkloadError(f"the mixture {name!r} has no parts")
         self._name = name
@@ -88,6 +88,15 @@ class Mixture:
     def requests(self) -> Iterator[TrafficRequest]:
         """Ends when all parts did."""
         return heapq.merge(*(part.requests() for part in self._parts), key=attrgetter("arrival_ns"))
+
+    def openings(self) -> Iterator[TrafficRequest]:
+        """First turns, as `requests`."""
+        return heapq.merge(*(part.openings() for part in self._parts), key=attrgetter("arrival_ns"))
+
+    def next_turn(self, request: TrafficRequest, ended_ns: int) -> TrafficRequest | None:
+        """Of the workload whose session it is."""
+        owner = next(part for part in self._parts if part.owns(request))
+        return owner.next_turn(request, ended_ns)
 
 
 def mixture(shares: Mapping[str, float], arrivals: Arrivals, pace: Pace = USUAL_PACE) -> Mixture:
