@@ -163,4 +163,5 @@ class ArbiterState:
             queue=self.queue,
             kv=self.kv,
             estimates=self.estimates,
+            leaving=next((job.shape for job in self.jobs.values() if job.hands_over), None),
         )

@@ -221,8 +221,7 @@ class Dispatcher:
     def _launch_probe(self) -> None:
         if self._lanes.flights:
             return
-        message = self._state.probes.popleft()
-        self._lanes.launch_probe(message.probe, message.layers, self._context.now_ns())
+        self._lanes.launch_probe(self._state.probes.popleft(), self._context.now_ns())
 
     def _launch_decode(self) -> None:
         work = self._take_waiting()

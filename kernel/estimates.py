@@ -1,16 +1,44 @@
-"""Immutable tables of predicted times, broadcast by the estimator and read by policies."""
+"""Immutable tables of predicted times, broadcast by the estimator and read by policies.
+
+Two sources fill them. The few seconds of calibration at start give straight lines. A profile (`muxk profile`)
+gives ramps, whose slope differs between ranges of load, and a table of how much a prefill beside it slows
+a decode step. Every time is at least 0 and never falls when load grows; a ramp has no jump.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TypeVar
 
 import msgspec
+from muxk.kernel.work import PrefillShape
+
+FACTOR_STEP = 1 / 64
+"""In which slowdowns are kept."""
+FACTOR_MAX = 1 + 255 * FACTOR_STEP
+
+
+class Ramp(msgspec.Struct, frozen=True):
+    """A continuous function of a load, made of straight pieces, that never falls; 0 at 0."""
+
+    knots: tuple[float, ...]
+    """Where pieces begin, ascending from 0."""
+    values: tuple[float, ...]
+    """In ns, at the knots."""
+    slopes: tuple[float, ...]
+    """In ns for each of the load, from each knot on."""
+
+    def at(self, load: float) -> float:
+        """In ns; `load` is at least 0."""
+        place = bisect_right(self.knots, load) - 1
+        return self.values[place] + self.slopes[place] * (load - self.knots[place])
 
 
 class DecodeModel(msgspec.Struct, frozen=True):
     """Solo decode step on a number of units: base + per_row * batch + per_context_token * context, in ns.
 
-    The form of MuxWise's T_decode (section 3.3): th1 * sum(r) + th2 * bs + th3.
+    The form of MuxWise's T_decode (section 3.3): th1 * sum(r) + th2 * bs + th3. A profile has ramps of both
+    loads in place of the two slopes.
     """
 
     units: int
@@ -18,18 +46,27 @@ class DecodeModel(msgspec.Struct, frozen=True):
     per_row_ns: float
     per_context_token_ns: float
     guard: float
-    """Upper quantile of measured / predicted, alone and beside a prefill."""
+    """Upper quantile of measured / predicted, alone and beside a prefill; 1 where contention has its own
+    table."""
+    rows: Ramp | None = None
+    context: Ramp | None = None
+
+    def solo_ns(self, batch: int, context_tokens: int) -> float:
+        solo = self.base_ns + self.per_row_ns * batch + self.per_context_token_ns * context_tokens
+        if self.rows is not None:
+            solo += self.rows.at(batch)
+        return solo if self.context is None else solo + self.context.at(context_tokens)
 
     def step_ns(self, batch: int, context_tokens: int) -> float:
-        solo = self.base_ns + self.per_row_ns * batch + self.per_context_token_ns * context_tokens
-        return solo * self.guard
+        return self.solo_ns(batch, context_tokens) * self.guard
 
 
 class PrefillModel(msgspec.Struct, frozen=True):
     """One prefill layer on a number of units: base + per_token * n + per_pair * pairs, in ns.
 
     The form of MuxWise's T_prefill (section 3.3), with sum(n^2) and sum(n*r) folded into the query-key
-    pairs that causal attention computes.
+    pairs that causal attention computes. A profile has a ramp of the tokens in place of their slope, and
+    what the tiles of matrix products add, which work on so many tokens at a time.
     """
 
     units: int
@@ -38,9 +75,65 @@ class PrefillModel(msgspec.Struct, frozen=True):
     per_pair_ns: float
     scale: float
     """Median of measured / predicted over recent items."""
+    tokens: Ramp | None = None
+    tiles: tuple[tuple[int, float], ...] = ()
+    """(tokens of a tile, ns for each token of all tiles that were begun)."""
+
+    def solo_ns(self, new_tokens: int, pairs: int) -> float:
+        solo = self.base_ns + self.per_token_ns * new_tokens + self.per_pair_ns * pairs
+        if self.tokens is not None:
+            solo += self.tokens.at(new_tokens)
+        for tile, per_token_ns in self.tiles:
+            solo += per_token_ns * (-(-new_tokens // tile) * tile)
+        return solo
 
     def layer_ns(self, new_tokens: int, pairs: int) -> float:
-        return (self.base_ns + self.per_token_ns * new_tokens + self.per_pair_ns * pairs) * self.scale
+        return self.solo_ns(new_tokens, pairs) * self.scale
+
+
+class Contention(msgspec.Struct, frozen=True):
+    """How much slower a decode step is beside a prefill: a factor for each cell of five variables.
+
+    MuxWise's guard (section 3.3): new and reused tokens of the prefill, batch and total context of the decode
+    step, units of decode. A load is in the cell whose upper border is the first level that it does not
+    exceed; one beyond all levels is in the last cell.
+    """
+
+    new_tokens: tuple[int, ...]
+    reused_tokens: tuple[int, ...]
+    batch: tuple[int, ...]
+    context_tokens: tuple[int, ...]
+    units: tuple[int, ...]
+    """Of decode, ascending."""
+    units_total: int
+    """On all units of the device nothing runs beside a step."""
+    factors: bytes
+    """uint8[units, new, reused, batch, context]: steps of FACTOR_STEP above 1."""
+
+    def cell(self, batch: int, context_tokens: int, beside: PrefillShape) -> int:
+        """The cell of a load, the same on any units."""
+        place = _cell(self.new_tokens, beside.new_tokens) * len(self.reused_tokens)
+        place = (place + _cell(self.reused_tokens, beside.reused_tokens)) * len(self.batch)
+        place = (place + _cell(self.batch, batch)) * len(self.context_tokens)
+        return place + _cell(self.context_tokens, context_tokens)
+
+    @property
+    def cells(self) -> int:
+        """For each number of units."""
+        return len(self.factors) // len(self.units)
+
+    def index(self, units: int, cell: int) -> int:
+        """Where the factor of a cell is; units between two measured ones have that of the fewer."""
+        return max(0, bisect_right(self.units, units) - 1) * self.cells + cell
+
+    def factor(self, units: int, cell: int) -> float:
+        if units >= self.units_total:
+            return 1.0
+        return 1.0 + self.factors[self.index(units, cell)] * FACTOR_STEP
+
+
+def _cell(levels: tuple[int, ...], load: int) -> int:
+    return min(bisect_left(levels, load), len(levels) - 1)
 
 
 class Estimates(msgspec.Struct, frozen=True):
@@ -51,15 +144,26 @@ class Estimates(msgspec.Struct, frozen=True):
     """Ascending in units."""
     prefill: tuple[PrefillModel, ...] = ()
     """Ascending in units."""
+    contention: Contention | None = None
+    """Of a guard that looks at what runs beside a decode step."""
 
     @property
     def known(self) -> bool:
         """False on a cold start, before anything was measured."""
         return bool(self.decode) and bool(self.prefill)
 
-    def decode_ns(self, units: int, batch: int, context_tokens: int) -> float:
-        """Guarded time of one decode step in ns; `units` must be at least 1 and the tables known."""
-        return _nearest(self.decode, units).step_ns(batch, context_tokens)
+    def decode_ns(
+        self, units: int, batch: int, context_tokens: int, beside: PrefillShape | None = None
+    ) -> float:
+        """Guarded time of one decode step in ns, alone or beside a prefill.
+
+        `units` must be at least 1 and the tables known.
+        """
+        step_ns = _nearest(self.decode, units).step_ns(batch, context_tokens)
+        if self.contention is None or beside is None:
+            return step_ns
+        cell = self.contention.cell(batch, context_tokens, beside)
+        return step_ns * self.contention.factor(units, cell)
 
     def prefill_layer_ns(self, units: int, new_tokens: int, pairs: int) -> float:
         """Time of one prefill layer of a batch in ns; `units` must be at least 1 and the tables known."""

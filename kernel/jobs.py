@@ -10,6 +10,7 @@ from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
     DecodeWork,
     Phase,
+    PrefillShape,
     PrefillWork,
     ProbeWork,
     attention_pairs,
@@ -73,11 +74,14 @@ class PrefillJob:
     """Of `chunk`."""
     left: Load = field(init=False)
     """Of the tokens of no chunk yet."""
+    shape: PrefillShape = field(init=False)
+    """Of the whole batch."""
 
     def __post_init__(self) -> None:
         self.next_layer = self.layers
         self.total = self.left = Load.of(self.work, range(sum(self.work.new_tokens)))
         self.begun = Load(0, 0)
+        self.shape = PrefillShape(self.total.new_tokens, sum(self.work.reused_tokens))
 
     @property
     def between_chunks(self) -> bool:
@@ -96,7 +100,7 @@ class PrefillJob:
 
     @property
     def context_tokens(self) -> int:
-        return self.total.new_tokens + sum(self.work.reused_tokens)
+        return sum(self.shape)
 
     @property
     def parked_bytes(self) -> int:
@@ -133,7 +137,7 @@ class PrefillJob:
             batch_id=self.work.batch_id,
             requests=self.work.rows,
             new_tokens=self.total.new_tokens,
-            reused_tokens=sum(self.work.reused_tokens),
+            reused_tokens=self.shape.reused_tokens,
             pairs=self.total.pairs,
             layers_left=self.layers if between and self.left.new_tokens else self.layers - self.next_layer,
             arrival_ns=self.arrival_ns,
@@ -172,8 +176,15 @@ class Flight:
     """When the last of them ended, as far as is known; its launch if there was none."""
     shared: bool
     """Another lane was busy when it was launched or when it ended."""
+    launched_ns: int = 0
+    ready_ns: int = 0
+    """When, by the device's clock, the last of the items that it waited for ended."""
+    begins_job: bool = False
+    """It is the first of its prefill batch."""
     stuck: bool = False
     """The watchdog gave it up."""
+    beside: PrefillShape | None = None
+    """The prefill batch that was on another lane when it was launched."""
 
     def meets(self, units: range) -> bool:
         """True when its lane has a unit among `units`."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
+from muxk.kernel.idle import IdleLedger
 from muxk.kernel.jobs import Flight, Load, PrefillJob
-from muxk.kernel.messages import ItemMeasured
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, ProbeWork, Split
+from muxk.kernel.messages import ItemMeasured, RunProbe
+from muxk.kernel.work import DecodeWork, Item, Phase, PrefillShape, PrefillWork, ProbeWork, Split
 
 NO_LOAD = Load(0, 0)
 
@@ -23,17 +24,25 @@ class LaneTable:
     flights: dict[int, Flight] = field(default_factory=dict)
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
+    idle: IdleLedger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.idle = IdleLedger(self.device.units)
 
     def launch_decode(self, units: int, work: DecodeWork, now_ns: int) -> None:
         """Queue a decode step on the decode lane of so many units."""
         lane = self.device.lane(Phase.DECODE, units)
         self._launch(lane, Phase.DECODE, work, range(self.device.layers), now_ns)
 
-    def launch_probe(self, work: ProbeWork, layers: int, now_ns: int) -> None:
-        """Queue a measurement; nothing else may be in flight."""
+    def launch_probe(self, probe: RunProbe, now_ns: int) -> None:
+        """Queue a measurement, behind those that are to run beside it; nothing else may be in flight."""
         assert not self.flights
-        lane = self.device.lane(work.phase, work.units)
-        self._launch(lane, work.phase, work, range(layers), now_ns)
+        for work in probe.beside:
+            self._launch(
+                self.device.lane(work.phase, work.units), work.phase, work, range(probe.beside_layers), now_ns
+            )
+        work = probe.probe
+        self._launch(self.device.lane(work.phase, work.units), work.phase, work, range(probe.layers), now_ns)
 
     def launch_prefill(self, units: int, job: PrefillJob, layers: int, now_ns: int) -> None:
         """Queue the next layers of the chunk that the job has begun."""
@@ -85,7 +94,7 @@ class LaneTable:
             decode,
         )
         self.next_item += 1
-        self.flights[item.item_id] = Flight(
+        flight = self.flights[item.item_id] = Flight(
             item_id=item.item_id,
             lane=lane,
             phase=phase,
@@ -97,6 +106,7 @@ class LaneTable:
             waits_for=(*after, *older),
             runnable_ns=now_ns,
             shared=self.others_busy(lane),
+            beside=self.prefill_beside(lane) if phase is Phase.DECODE else None,
         )
         self.device.launch(lane, item, after)
 
@@ -108,16 +118,31 @@ class LaneTable:
                 return self.early.pop(item_id)
         return None
 
-    def ended(self, item_id: int, now_ns: int) -> Flight | None:
-        """Take an item out; None for one of an older generation."""
-        ended = self.flights.pop(item_id, None)
+    def ended(self, message: ItemDone | ItemFailed, now_ns: int) -> Flight | None:
+        """Take an item out; None for one of an older generation. One that failed counts as busy until now."""
+        ended = self.flights.pop(message.item_id, None)
+        if ended is None:
+            return None
+        if isinstance(message, ItemDone):
+            started_ns, ended_ns = message.started_ns, message.ended_ns
+        else:
+            started_ns, ended_ns = max(ended.launched_ns, ended.ready_ns), now_ns
+        self.idle.ended(ended, started_ns, ended_ns, now_ns)
         for flight in self.flights.values():
-            if item_id in flight.waits_for:
+            if message.item_id in flight.waits_for:
                 flight.runnable_ns = now_ns
+                flight.ready_ns = max(flight.ready_ns, ended_ns)
         return ended
 
     def others_busy(self, lane: Lane) -> bool:
         return any(flight.lane is not lane for flight in self.flights.values())
+
+    def prefill_beside(self, lane: Lane) -> PrefillShape | None:
+        """The oldest prefill batch on another lane."""
+        for flight in self.flights.values():
+            if flight.job is not None and flight.lane is not lane:
+                return flight.job.shape
+        return None
 
     def prefills(self) -> int:
         return sum(flight.phase is Phase.PREFILL for flight in self.flights.values())
@@ -141,7 +166,12 @@ class LaneTable:
             layers=flight.layers,
             elapsed_ns=done.ended_ns - done.started_ns,
             shared=flight.shared or self.others_busy(flight.lane),
+            beside=flight.beside or self._joined(flight),
         )
+
+    def _joined(self, flight: Flight) -> PrefillShape | None:
+        """The prefill batch that runs when a decode step ends which began alone."""
+        return self.prefill_beside(flight.lane) if flight.phase is Phase.DECODE else None
 
     def describe(self, now_ns: int) -> list[dict[str, Any]]:
         return [

@@ -8,14 +8,18 @@ from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.statuses import RequestStatus, StatusReport
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
-from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, RowLogprobs
+from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs
 
 
 class RunProbe(Message, frozen=True):
-    """estimator -> arbiter: measure something; runs alone, before other work."""
+    """estimator -> arbiter: measure something; runs before other work, and after the probes before it."""
 
     probe: ProbeWork
     layers: int
+    beside: tuple[ProbeWork, ...] = ()
+    """Prefill probes of as many layers as `beside_layers` says, launched first, one after the other on the
+    other lane of a split: what `probe` has to share the device with."""
+    beside_layers: int = 1
 
 
 class ProbeDone(Message, frozen=True):
@@ -26,9 +30,10 @@ class ProbeDone(Message, frozen=True):
 
 
 class EstimatesChanged(Message, frozen=True):
-    """estimator -> arbiter, admission: the tables from now on."""
+    """estimator -> arbiter, admission, placement: the tables from now on."""
 
     estimates: Estimates
+    group: int = 0
 
 
 class PolicyChanged(Message, frozen=True):
@@ -47,9 +52,22 @@ class QueueChanged(Message, frozen=True):
 
 
 class KvChanged(Message, frozen=True):
-    """kv_pool -> arbiter, admission: pages of the pool."""
+    """kv_pool -> arbiter, admission, placement: pages of the pool."""
 
     kv: KvView
+    group: int = 0
+
+
+class ResizeGroup(Message, frozen=True):
+    """placement -> arbiter: how many devices work as one from the next item on; 0: none, they are lent."""
+
+    width: int
+
+
+class GroupResized(Message, frozen=True):
+    """arbiter -> placement: no item of the former width is in flight any more."""
+
+    group: int
 
 
 class FormBatch(Message, frozen=True):
@@ -196,6 +214,8 @@ class ItemMeasured(Message, frozen=True):
     elapsed_ns: int
     shared: bool
     """True when the other lane was busy for a part of it."""
+    beside: PrefillShape | None = None
+    """Of a decode step: the prefill batch on the other lane when it was launched, or when it ended."""
 
 
 class ReportState(Message, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 from muxk.kernel.estimates import Estimates
-from muxk.kernel.work import Split
+from muxk.kernel.work import PrefillShape, Split
 
 
 class DecodeView(msgspec.Struct, frozen=True):
@@ -106,6 +106,8 @@ class View(msgspec.Struct, frozen=True):
     queue: QueueView
     kv: KvView
     estimates: Estimates
+    leaving: PrefillShape | None = None
+    """The batch that has items in flight and nothing left to launch."""
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ Token ids, page indices and sampling columns travel as little-endian column byte
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +21,13 @@ class Phase(StrEnum):
 
     DECODE = "decode"
     PREFILL = "prefill"
+
+
+class PrefillShape(NamedTuple):
+    """A prefill batch, as what runs beside it feels it: sums over its rows."""
+
+    new_tokens: int
+    reused_tokens: int
 
 
 class RowExtras(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 
 from muxk.kernel.view import AdmitView, PrefillView, RequestView, View
-from muxk.kernel.work import Split
+from muxk.kernel.work import PrefillShape, Split
 from muxk.policies.problems import RuleError
 
 
 class DecideScope:
     """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
 
-    __slots__ = ("batch", "layer_ns", "split", "step_ns", "units", "view")
+    __slots__ = ("batch", "beside", "layer_ns", "split", "step_ns", "units", "view")
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -26,9 +26,20 @@ class DecideScope:
         """Units of the phase that `fewest` looks for, in the split it tries."""
         self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
+        self.beside = _beside(view)
         self.step_ns: dict[int, float] = {}
         self.layer_ns: dict[tuple[int, int, int], float] = {}
         """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
+
+
+def _beside(view: View) -> PrefillShape | None:
+    """The prefill that a decode step has to share the device with: the one whose layers go on, else the one
+    that is about to leave, else the one that would begin."""
+    batch = view.running
+    if batch is None and view.leaving is not None:
+        return view.leaving
+    batch = batch or view.parked or view.candidate
+    return None if batch is None else PrefillShape(batch.new_tokens, batch.reused_tokens)
 
 
 class RequestScope:
@@ -95,7 +106,8 @@ def _time(value: float) -> float:
 def estimate_decode(scope: DecideScope, units: float) -> float:
     """Guarded time of a decode step of the running batch on a number of units, in ns.
 
-    With nothing running it is that of the rows that are coming.
+    The guard may look at the prefill beside it: the batch that runs, else who leaves or comes next. With no
+    step running it is that of the rows that are coming.
 
     Raises:
         RuleError: no units, or nothing was measured yet.
@@ -110,7 +122,7 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
         raise RuleError("no decode step was measured yet; ask estimate.known first")
     decode = view.decode
     load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
-    step_ns = _time(view.estimates.decode_ns(whole, *load))
+    step_ns = _time(view.estimates.decode_ns(whole, *load, scope.beside))
     scope.step_ns[whole] = step_ns
     return step_ns
 
