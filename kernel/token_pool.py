@@ -32,15 +32,20 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LOST = np.uint64(0xD1B54A32D192ED03)
 """Mixed in where a page does not hold what its row expects there."""
 ONE = np.uint64(1)
+MIX_ONE, MIX_TWO = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-MIX_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+MIX_FACTORS = (np.uint64(MIX_ONE), np.uint64(MIX_TWO))
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8).astype("<i4")
-LETTER_COUNT = np.uint64(27)
+LETTER_OF: tuple[int, ...] = tuple(LETTERS.tolist())
+LETTER_COUNT = np.uint64(len(LETTERS))
 HIGH_BITS = np.uint64(16)
 POWERS_START = 4096
 END_TOKEN = 256
 KEPT_STEPS = 1
 """Decode steps before the last whose tokens are kept for those that follow."""
+FEW_ROWS = 24
+"""Up to so many rows of a decode step are quicker one by one than as arrays."""
+WORD = (1 << 64) - 1
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -55,7 +60,10 @@ class TokenPool:
         self._sums: Hashes = np.zeros(pages, dtype=np.uint64)
         self._lasts: Indices = np.full(pages, -1, dtype=np.int64)
         self._powers = _powers(POWERS_START)
-        self._steps: dict[int, npt.NDArray[np.int32]] = {}
+        # The same memory, for access to single elements.
+        self._sum_of, self._last_of = memoryview(self._sums), memoryview(self._lasts)
+        self._power_of = memoryview(self._powers)
+        self._steps: dict[int, bytes] = {}
         self._end_every = end_every
 
     def forget_steps(self) -> None:
@@ -91,11 +99,39 @@ class TokenPool:
         return np.uint64(sums[-1])
 
     def decode(self, work: DecodeWork) -> StepOutput:
+        few = work.rows <= FEW_ROWS and work.sampling.greedy
+        output = self._decode_few(work) if few else self._decode_many(work)
+        self._steps = {step: kept for step, kept in self._steps.items() if step >= work.step_id - KEPT_STEPS}
+        self._steps[work.step_id] = output.tokens
+        return output
+
+    def _decode_few(self, work: DecodeWork) -> StepOutput:
+        """As `_decode_many`, of greedy rows."""
+        table, width = _integers(work.page_table), work.pages_per_row
+        tokens, positions = _integers(work.tokens).tolist(), _integers(work.positions).tolist()
+        if work.carried_rows:
+            kept = _integers(self._steps[work.after_step])
+            for row, source in zip(_integers(work.carried_rows), _integers(work.carried_from), strict=True):
+                tokens[row] = kept[source]
+        self._grow(max(positions) + 1)
+        sum_of, last_of, power_of, lost = self._sum_of, self._last_of, self._power_of, int(LOST)
+        written, first = [], 0
+        for token, position in zip(tokens, positions, strict=True):
+            before = table[first + (position - 1) // PAGE_SIZE]
+            base = sum_of[before] if last_of[before] == position - 1 else sum_of[before] ^ lost
+            total = base + (token + 1) * power_of[position] & WORD
+            written.append((table[first + position // PAGE_SIZE], position, total))
+            first += width
+        for page, position, total in written:
+            sum_of[page], last_of[page] = total, position
+        return StepOutput(int32_bytes([self._token(_mixed(total)) for _, _, total in written]))
+
+    def _decode_many(self, work: DecodeWork) -> StepOutput:
         table = int32_array(work.page_table).reshape(work.rows, work.pages_per_row)
         values = int32_array(work.tokens)
         if work.carried_rows:
             values = values.copy()
-            carried = self._steps[work.after_step][int32_array(work.carried_from)]
+            carried = int32_array(self._steps[work.after_step])[int32_array(work.carried_from)]
             values[int32_array(work.carried_rows)] = carried
         positions = int32_array(work.positions).astype(np.int64)
         self._grow(int(positions.max()) + 1)
@@ -110,14 +146,12 @@ class TokenPool:
         pages = table[rows, positions // PAGE_SIZE]
         self._sums[pages] = sums
         self._lasts[pages] = positions
-        output = self._sample(work.sampling, rows.tolist(), sums, positions + 1)
-        self._steps = {step: kept for step, kept in self._steps.items() if step >= work.step_id - KEPT_STEPS}
-        self._steps[work.step_id] = int32_array(output.tokens)
-        return output
+        return self._sample(work.sampling, rows.tolist(), sums, positions + 1)
 
     def _grow(self, positions: int) -> None:
         if positions > len(self._powers):
             self._powers = _powers(max(positions, 2 * len(self._powers)))
+            self._power_of = memoryview(self._powers)
 
     def _sample(
         self, sampling: SamplingColumns, rows: list[int], sums: Hashes, lengths: Indices
@@ -133,6 +167,12 @@ class TokenPool:
             return StepOutput(tokens.tobytes())
         chosen = self._allowed(tokens.tolist(), mixed, sampling, rows)
         return StepOutput(int32_bytes(chosen), _logprobs(sampling, rows, lengths.tolist(), chosen))
+
+    def _token(self, mixed: int) -> int:
+        """`_tokens` of one hash."""
+        if self._end_every is not None and mixed % self._end_every == 0:
+            return END_TOKEN
+        return LETTER_OF[(mixed >> 16) % len(LETTER_OF)]
 
     def _tokens(self, mixed: Hashes) -> Tokens:
         """Lower-case letters and spaces, now and then the end token."""
@@ -185,3 +225,15 @@ def _mix(values: Hashes) -> Hashes:
     values = (values ^ (values >> SHIFTS[0])) * MIX_FACTORS[0]
     values = (values ^ (values >> SHIFTS[1])) * MIX_FACTORS[1]
     return values ^ (values >> SHIFTS[2])
+
+
+def _mixed(value: int) -> int:
+    """`_mix` of one value."""
+    value = (value ^ (value >> 30)) * MIX_ONE & WORD
+    value = (value ^ (value >> 27)) * MIX_TWO & WORD
+    return value ^ (value >> 31)
+
+
+def _integers(column: bytes) -> memoryview[int]:
+    """The int32 behind column bytes, for access to single elements."""
+    return memoryview(column).cast("i")

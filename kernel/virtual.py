@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from muxk.kernel import codec
 from muxk.kernel.actor import Actor, ActorSpec, Context, ContractError, Message, Ref, Timer
 from muxk.kernel.device import DevicePort
@@ -59,13 +61,13 @@ class _Inbox:
     name: str
     child: Child
     decode: Callable[[bytes], Message]
+    bound: int
     is_open: bool = True
     depth: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class _Delivery:
-    """One entry of the heap."""
+class _Delivery(msgspec.Struct, eq=False, gc=False):
+    """One entry of the heap, or of what is due now."""
 
     target: str
     inbox: _Inbox | None
@@ -125,6 +127,9 @@ class VirtualRuntime:
         )
         self._inboxes: dict[str, _Inbox] = {}
         self._heap: list[tuple[int, int, int, _Delivery]] = []
+        self._due: deque[tuple[int, _Delivery]] = deque()
+        """What was sent at this very moment, with its sequence: nearly everything, and no heap is needed
+        for it. Not used with jitter, which orders it anew."""
         self._sequence = 0
         self._ties_ns = 0
         self._ties: dict[tuple[int, str, str], int] = {}
@@ -210,7 +215,7 @@ class VirtualRuntime:
     # What the supervisor calls.
 
     def open_inbox(self, child: Child) -> Context:
-        inbox = _Inbox(child.name, child, codec.decoder(child.spec.actor_class))
+        inbox = _Inbox(child.name, child, codec.decoder(child.spec.actor_class), child.spec.inbox_bound)
         self._inboxes[child.name] = inbox
         return ActorContext(self, inbox)
 
@@ -234,7 +239,11 @@ class VirtualRuntime:
         return next_ns
 
     def _peek_ns(self) -> int | None:
-        heap = self._heap
+        due, heap = self._due, self._heap
+        while due:
+            if not due[0][1].void:
+                return self._now_ns
+            due.popleft()
         while heap and heap[0][3].void:
             self._timers.pop(heapq.heappop(heap)[2], None)
         return heap[0][0] if heap else None
@@ -246,10 +255,7 @@ class VirtualRuntime:
         self._settle()
 
     def _step(self) -> None:
-        at_ns, _, sequence, delivery = heapq.heappop(self._heap)
-        assert at_ns >= self._now_ns, "time went back"
-        self._now_ns = at_ns
-        self._timers.pop(sequence, None)
+        delivery = self._take_next()
         inbox = delivery.inbox or self._inboxes[delivery.target]
         inbox.depth -= delivery.queued
         self._idle_wanted = True
@@ -258,6 +264,17 @@ class VirtualRuntime:
         elif inbox.is_open:
             self._handle(inbox, delivery)
         self._settle()
+
+    def _take_next(self) -> _Delivery:
+        """By time and sequence: what is due now may stand behind a timer that was set before."""
+        due, heap = self._due, self._heap
+        if due and not (heap and heap[0][0] <= self._now_ns and heap[0][2] < due[0][0]):
+            return due.popleft()[1]
+        at_ns, _, sequence, delivery = heapq.heappop(heap)
+        assert at_ns >= self._now_ns, "time went back"
+        self._now_ns = at_ns
+        self._timers.pop(sequence, None)
+        return delivery
 
     def _handle(self, inbox: _Inbox, delivery: _Delivery) -> None:
         message = delivery.message
@@ -301,18 +318,26 @@ class VirtualRuntime:
         if ref.name == INGRESS_NAME:
             self._send_out(sender, message)
             return
-        inbox = self._inbox(ref.name)
+        name = ref.name
+        inbox = self._inbox(name)
         _check_accepts(inbox, message)
         if not inbox.is_open:
-            self._trace.record(self._now_ns, "dropped", sender, type(message).__name__, ref.name)
-        elif inbox.depth >= inbox.child.spec.inbox_bound:
-            bound = inbox.child.spec.inbox_bound
-            self._failures.append((inbox.child, InboxOverflow(inbox.name, bound), message))
+            self._trace.record(self._now_ns, "dropped", sender, type(message).__name__, name)
+        elif inbox.depth >= inbox.bound:
+            self._failures.append((inbox.child, InboxOverflow(inbox.name, inbox.bound), message))
         else:
             inbox.depth += 1
-            delivery = _Delivery(ref.name, inbox, None, message, self._frame(message), queued=True)
+            self._deliver_now(
+                sender, _Delivery(name, inbox, None, message, self._frame(message), queued=True)
+            )
+            self._trace.record(self._now_ns, "sent", sender, type(message).__name__, name)
+
+    def _deliver_now(self, sender: str, delivery: _Delivery) -> None:
+        if self._jitter is None:
+            self._sequence += 1
+            self._due.append((self._sequence, delivery))
+        else:
             self._schedule(self._now_ns, sender, delivery)
-            self._trace.record(self._now_ns, "sent", sender, type(message).__name__, ref.name)
 
     def _send_out(self, sender: str, message: Message) -> None:
         if not isinstance(message, SendFrame):

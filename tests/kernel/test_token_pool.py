@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from muxk.kernel import token_pool
 from muxk.kernel.token_pool import END_TOKEN, TokenPool
 from muxk.kernel.work import (
     PAGE_SIZE,
@@ -196,3 +197,38 @@ def test_positions_far_past_those_seen_before_have_room() -> None:
     assert prefill(TokenPool(600, None), prompt, pages) == prefill(
         TokenPool(600, None), prompt, pages, chunks=(4500,)
     )
+
+
+@pytest.mark.parametrize("end_every", [None, 5])
+def test_a_step_of_many_rows_gives_what_steps_of_a_few_do(
+    end_every: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed in two ways. Rows cross page borders, and one reads a page that is not its own."""
+    rows, steps, width = 5, 2 * PAGE_SIZE + 3, 8
+    tables = [list(range(1 + width * row, 1 + width * (row + 1))) for row in range(rows)]
+    outputs = []
+    for few in (rows, rows - 1):
+        monkeypatch.setattr(token_pool, "FEW_ROWS", few)
+        pool = TokenPool(64, end_every)
+        firsts = [prefill(pool, PROMPT[: 3 + 5 * row], tables[row]) for row in range(rows)]
+        tables_used = [*tables[:-1], [*tables[0][:1], *tables[-1][1:]]]
+        outputs.append([])
+        for step in range(1, steps):
+            work = DecodeWork(
+                step,
+                1,
+                tuple(range(rows)),
+                int32_bytes(firsts),
+                int32_bytes([3 + 5 * row + step - 1 for row in range(rows)]),
+                int32_bytes(tables_used),
+                width,
+                1,
+                sampling(rows),
+                step - 1,
+                int32_bytes(range(1, rows) if step > 1 else []),
+                int32_bytes(range(1, rows) if step > 1 else []),
+            )
+            outputs[-1].append(pool.decode(work).tokens)
+            firsts[0] = int(int32_array(outputs[-1][-1])[0])
+    assert outputs[0] == outputs[1]
+    assert len(dict.fromkeys(outputs[0])) > steps // 2
