@@ -14,6 +14,7 @@ import numpy.typing as npt
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.devices.sim import SimDevice
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -225,4 +226,21 @@ class WatchedPolicy:
     def retain(self, request: RequestView) -> RetainAnswer:
         answer = self._policy.retain(request)
         self._notes.answer(self._sha, (answer.rule,), answer.errors)
+        return answer
+
+    @property
+    def places(self) -> bool:
+        return self._policy.places
+
+    @property
+    def devices_min(self) -> int:
+        return self._policy.devices_min
+
+    @property
+    def fetches_prefix(self) -> bool:
+        return self._policy.fetches_prefix
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        answer = self._policy.place(view)
+        self._notes.answer(self._sha, answer.rules, answer.errors)
         return answer

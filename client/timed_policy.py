@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, ParamSpec, TypeVar
 
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -103,3 +104,18 @@ class TimedPolicy:
 
     def retain(self, request: RequestView) -> RetainAnswer:
         return self._timed(self._policy.retain, request)
+
+    @property
+    def places(self) -> bool:
+        return self._policy.places
+
+    @property
+    def devices_min(self) -> int:
+        return self._policy.devices_min
+
+    @property
+    def fetches_prefix(self) -> bool:
+        return self._policy.fetches_prefix
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        return self._timed(self._policy.place, view)

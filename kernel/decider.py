@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from muxk.kernel.journal import OrderQuestion, ShadowAnswer, VictimQuestion
+from muxk.kernel.journal import OrderQuestion, Questions, ShadowAnswer, VictimQuestion
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy, PolicyBook
-from muxk.kernel.sane import sane_class, sane_limits, sane_order, sane_victim
+from muxk.kernel.sane import sane_class, sane_limits, sane_order, sane_place, sane_victim
 from muxk.kernel.shadow import Shadow
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -122,6 +123,14 @@ class Decider:
         self._note("retain", self._now_ns(), request, answer)
         return answer
 
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        """Where requests go; asked often, so what does nothing and says nothing is not noted."""
+        answer = sane_place(self.policy.place(view), view)
+        self._count(answer.rules, answer.errors)
+        if answer.actions or answer.errors:
+            self._note_many("place", view, answer)
+        return answer
+
     def _count(self, rules: tuple[str, ...], errors: tuple[str, ...]) -> None:
         for rule in rules:
             self._count_name(rule)
@@ -136,7 +145,7 @@ class Decider:
         shadow = None if self._book.shadow is None else self._compare(point, view, answer)
         self._journal.note(self._actor, point, self.policy.sha, at_ns, view, answer, shadow)
 
-    def _note_many(self, point: str, question: OrderQuestion | VictimQuestion, answer: Any) -> None:
+    def _note_many(self, point: str, question: Questions, answer: Any) -> None:
         shadow = None if self._book.shadow is None else self._compare(point, question, answer)
         self._journal.note_of_many(self._actor, point, self.policy.sha, question, answer, shadow)
 

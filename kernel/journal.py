@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from muxk.kernel.placing import PlaceView
 from muxk.kernel.view import OrderAnswer, RequestView
 
 JOURNAL_RECORDS = 4096
@@ -39,6 +40,10 @@ class VictimQuestion(msgspec.Struct, frozen=True):
     requests: Sequence[RequestView]
 
 
+Questions = OrderQuestion | VictimQuestion | PlaceView
+"""Those that hold many requests."""
+
+
 class Forgotten(msgspec.Struct, frozen=True):
     """In place of a question with many requests that grew old: how many there were."""
 
@@ -61,11 +66,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
     at_ns: int
     actor: str
     point: str
-    """The question: `classify`, `admit`, `order`, `form`, `decide`, `victim` or `retain`."""
+    """The question: `classify`, `admit`, `order`, `form`, `decide`, `victim`, `retain` or `place`."""
     sha: str
     """Of the policy that answered."""
     view: Any
-    """The first question of the run: a View, AdmitView, FormView, RequestView, or one of those above."""
+    """The first question of the run: a View of some kind, a RequestView, or one of those above."""
     answer: Any
     last_at_ns: int
     last_view: Any
@@ -137,7 +142,7 @@ class Journal:
         actor: str,
         point: str,
         sha: str,
-        view: OrderQuestion | VictimQuestion,
+        view: Questions,
         answer: Any,
         shadow: ShadowAnswer | None,
     ) -> None:
@@ -145,7 +150,7 @@ class Journal:
         at_ns = view.now_ns
         record = Record(at_ns, actor, point, sha, view, answer, at_ns, view, 1, shadow)
         self._append(record)
-        self._requests += len(view.requests)
+        self._requests += len(requests_of(view))
         self._with_requests.append(record)
         if self.sink is not None:
             self.sink.add(record)
@@ -180,10 +185,16 @@ class Journal:
 
     def _forget(self, record: Record) -> None:
         question = record.view
-        self._requests -= len(question.requests)
-        record.view = record.last_view = Forgotten(question.now_ns, len(question.requests))
+        requests = len(requests_of(question))
+        self._requests -= requests
+        record.view = record.last_view = Forgotten(question.now_ns, requests)
         if isinstance(record.answer, OrderAnswer):
             kept = record.answer.order[:ORDER_KEPT]
             record.answer = msgspec.structs.replace(record.answer, order=kept)
         if record.shadow is not None:
             record.shadow = msgspec.structs.replace(record.shadow, answer=None)
+
+
+def requests_of(question: Questions) -> Sequence[RequestView]:
+    """Those that a question holds."""
+    return question.queue if isinstance(question, PlaceView) else question.requests

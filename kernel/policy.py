@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from muxk.kernel.journal import Journal
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -78,6 +79,21 @@ class Policy(Protocol):
 
     def retain(self, request: RequestView) -> RetainAnswer:
         """Whether to keep the pages of a finished request in the prefix index."""
+
+    @property
+    def places(self) -> bool:
+        """Whether it says where requests go on a server of several devices; else `place` does nothing."""
+
+    @property
+    def devices_min(self) -> int:
+        """Devices that it needs: 2 where prefill and decode have some of their own."""
+
+    @property
+    def fetches_prefix(self) -> bool:
+        """Whether a prefill first fetches what of its prefix lies where the request will decode."""
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        """Where requests that wait are computed and where they decode, and what groups devices form."""
 
 
 if TYPE_CHECKING:

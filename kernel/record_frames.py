@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.journal import OrderQuestion, VictimQuestion
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -42,6 +43,7 @@ KINDS: Mapping[str, tuple[type, type]] = {
     "decide": (View, Decision),
     "victim": (VictimQuestion, VictimAnswer),
     "retain": (RequestView, RetainAnswer),
+    "place": (PlaceView, PlaceAnswer),
 }
 """View and answer of each question."""
 

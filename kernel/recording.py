@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.journal import Forgotten, Record
+from muxk.kernel.placing import PlaceView
 from muxk.kernel.policy import PolicyBook
 from muxk.kernel.record_frames import (
     FORMAT,
@@ -170,7 +171,7 @@ class Recorder:
         if isinstance(view, Forgotten):
             return None, None
         number = None
-        if isinstance(view, View | AdmitView | FormView):
+        if isinstance(view, View | AdmitView | FormView | PlaceView):
             number = self._number(view.estimates)
             view = msgspec.structs.replace(view, estimates=Estimates())
         return self._encode(view), number

@@ -8,9 +8,10 @@ errors are few and fixed, as counts are kept by their text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
+from muxk.kernel.placing import Action, Assign, Grow, Move, PlaceAnswer, PlaceView, Shrink
 from muxk.kernel.view import ClassAnswer, Limits, OrderAnswer, VictimAnswer
 
 BACKLOG_MAX = 4
@@ -19,6 +20,8 @@ DECODE_FLOOR_MAX_NS = 600_000_000_000
 QUEUE_BOUND_MAX = 1_000_000
 PREEMPTIONS_MAX = 1_000_000
 PARKED_BYTES_MAX = 1 << 50
+ACTIONS_MAX = 256
+"""Of one answer of `place`; more than any plan for as many devices needs."""
 SHARE_MAX = 1e9
 SHARE_MIN = 1e-9
 
@@ -81,6 +84,50 @@ def sane_class(answer: ClassAnswer, classes: Sequence[str]) -> ClassAnswer:
         max_wait_ns=None if chosen.max_wait_ns is None else max(0, chosen.max_wait_ns),
     )
     return msgspec.structs.replace(answer, chosen=sane, errors=tuple(errors))
+
+
+def sane_place(answer: PlaceAnswer, view: PlaceView) -> PlaceAnswer:
+    """Actions about requests of the queue, each sent once, and about devices and groups that are there."""
+    waiting = {request.request_id for request in view.queue}
+    kept: list[Action] = []
+    for action in answer.actions[:ACTIONS_MAX]:
+        sane = _sane_action(action, view, waiting)
+        if sane is not None:
+            kept.append(sane)
+            if isinstance(sane, Assign):
+                waiting.difference_update(sane.requests)
+    if tuple(kept) == answer.actions:
+        return answer
+    errors = (*answer.errors, "place: the answer names what is not there")
+    return msgspec.structs.replace(answer, actions=tuple(kept), errors=errors)
+
+
+def _sane_action(action: Action, view: PlaceView, waiting: Collection[int]) -> Action | None:
+    """What of an action can be done; None for nothing."""
+    count = len(view.groups)
+    if not 0 <= action.group < count:
+        return None
+    if isinstance(action, Move):
+        return action if 0 <= action.to < count and action.to != action.group else None
+    devices = tuple(dict.fromkeys(device for device in action.devices if 0 <= device < count))
+    if isinstance(action, Grow | Shrink):
+        sane = msgspec.structs.replace(action, devices=devices)
+        return sane if devices and view.elastic else None
+    requests = tuple(dict.fromkeys(request for request in action.requests if request in waiting))
+    decode = action.decode
+    known = decode is None or 0 <= decode < count
+    keep = action.keep if view.elastic and action.keep is not None else None
+    return (
+        Assign(
+            requests,
+            action.group,
+            devices if view.elastic else (),
+            None if keep is None else max(1, keep),
+            decode if known else None,
+        )
+        if requests
+        else None
+    )
 
 
 def _within(value: int, least: int, most: int) -> int:

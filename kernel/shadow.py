@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.journal import OrderQuestion, ShadowAnswer, VictimQuestion
+from muxk.kernel.placing import PlaceView
 from muxk.kernel.policy import Policy, PolicyText
 from muxk.kernel.view import AdmitView, Decision, FormView, RequestView
 
@@ -20,7 +21,7 @@ SLOW_NS = 2_000_000
 SLOW_ANSWERS_MAX = 8
 """A shadow that was slow so often is asked no more."""
 
-QUESTIONS = ("classify", "admit", "order", "form", "decide", "victim", "retain")
+QUESTIONS = ("classify", "admit", "order", "form", "decide", "victim", "retain", "place")
 
 
 def ask(policy: Policy, point: str, view: Any) -> Any:
@@ -51,6 +52,8 @@ def effects(point: str, answer: Any) -> dict[str, Any]:
         return {point: answer.order}
     if point == "form":
         return {point: (answer.max_requests, answer.max_tokens)}
+    if point == "place":
+        return {point: answer.actions}
     return {point: answer.index if point == "victim" else answer.keep}
 
 
@@ -71,6 +74,8 @@ def in_classes_of(policy: Policy, point: str, view: Any) -> Any:
         return OrderQuestion(view.now_ns, tuple(map(own, view.requests)), {})
     if isinstance(view, VictimQuestion):
         return VictimQuestion(view.now_ns, tuple(map(own, view.requests)))
+    if isinstance(view, PlaceView):
+        return replace(view, queue=tuple(map(own, view.queue)))
     return view
 
 

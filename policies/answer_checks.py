@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from muxk.kernel.placing import Action, Assign, Grow, Move, Shrink
 from muxk.kernel.view import Limits, RequestClass, View
 from muxk.kernel.work import Split
 from muxk.policies.units import LONGEST_NS
@@ -14,6 +15,9 @@ from muxk.policies.units import LONGEST_NS
 ERROR_CHARS_MAX = 200
 CLASSES_MAX = 64
 LARGEST_SHARE = 1e9
+ACTIONS_MAX = 256
+REQUESTS_MAX = 1 << 63
+DEVICES_MAX = 1 << 16
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _LIMITS: Mapping[str, tuple[int, int]] = {
@@ -176,3 +180,37 @@ def request_class(value: Any, classes: tuple[str, ...]) -> RequestClass:
         share=float(share),
         max_wait_ns=None if wait is None else whole_number(wait, 0, LONGEST_NS, "max_wait_ns"),
     )
+
+
+def place_actions(value: Any) -> tuple[Action, ...]:
+    """Actions of `place` with whole numbers in them; whether what they name is there the kernel checks."""
+    if not isinstance(value, tuple | list) or len(value) > ACTIONS_MAX:
+        raise WrongAnswer(f"actions must be a tuple of at most {ACTIONS_MAX}")
+    return tuple(_action(one) for one in value)
+
+
+def _action(value: Any) -> Action:
+    if isinstance(value, Assign):
+        decode, keep = value.decode, value.keep
+        return Assign(
+            _indices(value.requests, REQUESTS_MAX, "requests"),
+            _device(value.group, "group"),
+            _indices(value.devices, DEVICES_MAX, "devices"),
+            None if keep is None else whole_number(keep, 1, DEVICES_MAX, "keep"),
+            None if decode is None else _device(decode, "decode"),
+        )
+    if isinstance(value, Grow | Shrink):
+        return type(value)(_device(value.group, "group"), _indices(value.devices, DEVICES_MAX, "devices"))
+    if isinstance(value, Move):
+        return Move(_device(value.group, "group"), _device(value.to, "to"))
+    raise WrongAnswer(f"an action must be Assign, Grow, Shrink or Move, not {shown(value)}")
+
+
+def _device(value: Any, what: str) -> int:
+    return whole_number(value, 0, DEVICES_MAX, what)
+
+
+def _indices(value: Any, most: int, what: str) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or len(value) > DEVICES_MAX:
+        raise WrongAnswer(f"{what} must be a tuple of whole numbers")
+    return tuple(whole_number(one, 0, most, what) for one in value)

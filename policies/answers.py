@@ -145,16 +145,16 @@ def _parse_keys(place: str) -> Callable[[Node, Context], Answer | None]:
         if not 0 < len(items) <= MAX_KEYS:
             context.report.add(by.mark, f"1 to {MAX_KEYS} sort keys are expected, not {len(items)}")
             return None
-        keys = [context.expression(item, _SORTABLE, f"a key of {place}", sort_key=True) for item in items]
-        return Keys(tuple(_key_run(key) for key in keys if key is not None)).order
+        keys = [context.expression(item, SORTABLE, f"a key of {place}", sort_key=True) for item in items]
+        return Keys(tuple(key_run(key) for key in keys if key is not None)).order
 
     return parse
 
 
-_SORTABLE = (Type.NUMBER, Type.DURATION, Type.MOMENT, Type.SIZE, Type.PERCENT, Type.BOOL)
+SORTABLE = (Type.NUMBER, Type.DURATION, Type.MOMENT, Type.SIZE, Type.PERCENT, Type.BOOL)
 
 
-def _key_run(key: Expression) -> Run:
+def key_run(key: Expression) -> Run:
     return negate(key.run) if key.descending else key.run
 
 

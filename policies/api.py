@@ -18,6 +18,15 @@ from typing import Any, ClassVar, Protocol
 
 from msgspec.structs import replace
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
+from muxk.kernel.placing import (
+    Assign,
+    GroupView,
+    Grow,
+    Move,
+    PlaceAnswer,
+    PlaceView,
+    Shrink,
+)
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -49,6 +58,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "AdmitAnswer",
     "AdmitView",
+    "Assign",
     "BasePolicy",
     "ClassAnswer",
     "Decision",
@@ -57,9 +67,14 @@ __all__ = [
     "Estimates",
     "FormAnswer",
     "FormView",
+    "GroupView",
+    "Grow",
     "KvView",
     "Limits",
+    "Move",
     "OrderAnswer",
+    "PlaceAnswer",
+    "PlaceView",
     "Policy",
     "PolicyError",
     "PolicyProvider",
@@ -69,6 +84,7 @@ __all__ = [
     "RequestClass",
     "RequestView",
     "RetainAnswer",
+    "Shrink",
     "Split",
     "VictimAnswer",
     "View",
@@ -213,6 +229,25 @@ class BasePolicy:
     def retain(self, request: RequestView) -> RetainAnswer:
         """Whether to keep the pages of a finished request in the prefix index."""
         return self.base.retain(request)
+
+    @property
+    def places(self) -> bool:
+        """Whether it says where requests go on a server of several devices: `spec` or `place` does."""
+        return self.base.places or type(self).place is not BasePolicy.place
+
+    @property
+    def devices_min(self) -> int:
+        """Devices that it needs."""
+        return self.base.devices_min
+
+    @property
+    def fetches_prefix(self) -> bool:
+        """Whether a prefill first fetches what of its prefix lies where the request will decode."""
+        return self.base.fetches_prefix
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        """Where requests that wait are computed and decode; asked on a server of several devices."""
+        return self.base.place(view)
 
 
 def _document(name: str, spec: str) -> str:

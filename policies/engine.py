@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -33,6 +34,8 @@ from muxk.policies.classes import Classes
 from muxk.policies.loader import MAX_CHARACTERS, load
 from muxk.policies.marks import Node, plain
 from muxk.policies.migrations import current
+from muxk.policies.place_section import PlaceSection, read_place
+from muxk.policies.placing import Placing, by_default, place_mentions
 from muxk.policies.points import CLASSES, compile_points, mentions, params_in_force, quoted_in
 from muxk.policies.problems import PolicyError, Problem, Report, did_you_mean
 from muxk.policies.rules import OnError as OnError
@@ -78,6 +81,8 @@ class CompiledPolicy:
     """Values of its params in force, by name."""
     source: PolicySource | None = field(default=None, repr=False, compare=False)
     """As it was read."""
+    placing: Placing | None = field(default=None, repr=False, compare=False)
+    """What it says of several devices, if anything."""
     warnings: tuple[Problem, ...] = field(default=(), compare=False)
     """What was noted while it was read, such as an earlier version of the language."""
 
@@ -152,6 +157,25 @@ class CompiledPolicy:
         label, keep = self.points["retain"].ask(RequestScope(request, 0), errors)
         return RetainAnswer(keep, label, tuple(errors))
 
+    @property
+    def places(self) -> bool:
+        """Whether it has a section `place`."""
+        return self.placing is not None
+
+    @property
+    def devices_min(self) -> int:
+        """Devices that its pools or its plan need."""
+        return 1 if self.placing is None else self.placing.devices_min
+
+    @property
+    def fetches_prefix(self) -> bool:
+        """Whether a prefill first fetches what of its prefix lies where the request will decode."""
+        return self.placing is not None and self.placing.fetches_prefix
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        """Where requests go; to the device with the fewest pending tokens when the policy does not say."""
+        return by_default(view, view.queue) if self.placing is None else self.placing.place(view)
+
 
 def compile_policy(
     text: str, filename: str = "<policy>", settings: Mapping[str, str] | None = None
@@ -169,11 +193,13 @@ def compile_policy(
     root = load(current(text, filename, report), filename, report)
     source = read_policy(root, settings or {}, _shipped_root, report) if root is not None else None
     points = {} if source is None else compile_points(source, _context(source, report))
+    place = None if source is None else read_place(source.spec.get("place"), _context(source, report))
     report.raise_any()
     assert source is not None, "a policy that can not be read has a problem"
+    placing = None if place is None else place.placing
     return CompiledPolicy(
         name=source.name,
-        sha=_sha(source),
+        sha=_sha(source, place),
         limits=source.limits,
         tbt_slo_ns=source.tbt_ns,
         ttft=source.ttft,
@@ -181,11 +207,12 @@ def compile_policy(
         class_rows=source.classes,
         version=source.version,
         description=source.description,
-        reads_priority=mentions(points, _PRIORITIES),
-        reads_deadline=mentions(points, _DEADLINES),
+        reads_priority=mentions(points, _PRIORITIES) or place_mentions(placing, _PRIORITIES),
+        reads_deadline=mentions(points, _DEADLINES) or place_mentions(placing, _DEADLINES),
         known_classes=quoted_in(points[CLASSES]),
         params=params_in_force(source),
         source=source,
+        placing=placing,
         warnings=report.problems,
     )
 
@@ -227,7 +254,7 @@ def _read(path: Path) -> str:
     raise PolicyError([Problem(str(path), 1, 1, message, hint, "")])
 
 
-def _sha(source: PolicySource) -> str:
+def _sha(source: PolicySource, place: PlaceSection | None) -> str:
     """Of what the policy says, not of how it is laid out: comments and key order do not count."""
     content = {
         "name": source.name,
@@ -235,5 +262,7 @@ def _sha(source: PolicySource) -> str:
         "spec": plain(source.spec),
         "settings": dict(source.settings),
     }
+    if place is not None and place.origin:
+        content["plan"] = place.origin
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -37,6 +38,7 @@ from muxk.policies.answer_checks import (
     limits,
     names,
     permutation,
+    place_actions,
     printable,
     request_class,
     shown,
@@ -53,6 +55,7 @@ ERRORS_MAX = 64
 """The same of its error texts."""
 ERRORS_PER_ANSWER_MAX = 8
 LABEL_CHARS_MAX = 80
+RULES_OF_PLACE_MAX = 256
 
 _DECIDE_POINTS = ("split/", "preempt/", "slice/", "decide/")
 _DEFAULT_REASONS: Mapping[str, str] = {
@@ -61,7 +64,9 @@ _DEFAULT_REASONS: Mapping[str, str] = {
     "shed": "too many requests wait; retry later",
 }
 
-A = TypeVar("A", AdmitAnswer, ClassAnswer, Decision, FormAnswer, OrderAnswer, RetainAnswer, VictimAnswer)
+A = TypeVar(
+    "A", AdmitAnswer, ClassAnswer, Decision, FormAnswer, OrderAnswer, PlaceAnswer, RetainAnswer, VictimAnswer
+)
 
 
 class GuardedPolicy:
@@ -96,6 +101,10 @@ class GuardedPolicy:
             self.reads_deadline = boolean(policy.reads_deadline, "reads_deadline")
             self.classes = names(policy.classes, 1, "classes")
             self.known_classes = names(policy.known_classes, 0, "known_classes")
+            # A policy that was written before there were several devices says none of these.
+            self.places = boolean(getattr(policy, "places", False), "places")
+            self.devices_min = whole_number(getattr(policy, "devices_min", 1), 1, 1 << 16, "devices_min")
+            self.fetches_prefix = boolean(getattr(policy, "fetches_prefix", False), "fetches_prefix")
         except WrongAnswer:
             raise
         except (Exception, SystemExit) as error:
@@ -208,6 +217,22 @@ class GuardedPolicy:
             lambda: self._policy.retain(request),
             checked,
             lambda: fallback.retain(request),
+        )
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        """Where requests go; what the rules say when it does not."""
+        if not self.places:
+            return self._fallback.place(view)
+
+        def checked(answer: PlaceAnswer) -> PlaceAnswer:
+            if not isinstance(answer.rules, tuple | list) or len(answer.rules) > RULES_OF_PLACE_MAX:
+                raise WrongAnswer(f"rules must be a tuple of at most {RULES_OF_PLACE_MAX} texts")
+            labels = tuple(self._label("place", rule) for rule in answer.rules)
+            return PlaceAnswer(place_actions(answer.actions), labels, self._error_texts(answer.errors))
+
+        fallback = self._fallback
+        return self._ask(
+            "place", PlaceAnswer, lambda: self._policy.place(view), checked, lambda: fallback.place(view)
         )
 
     def _ask(

@@ -12,6 +12,7 @@ from muxk.kernel.view import PrefillView
 from muxk.kernel.work import PAGE_SIZE
 from muxk.policies.classes import Classes, only_class
 from muxk.policies.marks import Scalar
+from muxk.policies.place_scopes import DEVICE_NAMES
 from muxk.policies.problems import ABSENT, RuleError
 from muxk.policies.scopes import DecideScope as DecideScope
 from muxk.policies.scopes import RequestScope as RequestScope
@@ -273,6 +274,8 @@ PLACES: Mapping[str, Mapping[str, Name]] = {
     "victim": _SORT,
     "a key of victim": _KEY,
     "retain": {**_request_names("request"), **_class_names("request", _NO_CLASSES)},
+    "place": {**_KEY, **DEVICE_NAMES},
+    "pools": {},
     "limits": {},
     "slo": {},
     "a class": {},
@@ -320,6 +323,8 @@ ASKED: Mapping[str, Asked] = {
     "victim": Asked(Often.BATCH, "when the KV pool is exhausted"),
     "a key of victim": Asked(Often.REQUEST, "for each request that holds pages", MAX_KEY_COST),
     "retain": Asked(Often.REQUEST, "when a request ended"),
+    "place": Asked(Often.REQUEST, "for each request and device", MAX_KEY_COST, _ESTIMATES_OF_ADMIT),
+    "pools": Asked(Often.ONCE, "when the policy is compiled"),
     "limits": Asked(Often.ONCE, "when the policy is compiled"),
     "slo": Asked(Often.ONCE, "when the policy is compiled"),
     "a class": Asked(Often.ONCE, "when the policy is compiled"),

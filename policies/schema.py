@@ -47,7 +47,7 @@ SPEC: Mapping[str, str] = {
     "limits": "",
     "on_error": "",
     **dict.fromkeys(POINTS, ""),
-    "place": "is not supported yet",
+    "place": "",
 }
 RULE: Mapping[str, str] = {"name": "", "when": "", "then": ""}
 

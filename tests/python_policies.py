@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import (
     AdmitAnswer,
@@ -66,6 +67,21 @@ class Like:
 
     def retain(self, request: RequestView) -> RetainAnswer:
         return self.base.retain(request)
+
+    @property
+    def places(self) -> bool:
+        return self.base.places
+
+    @property
+    def devices_min(self) -> int:
+        return self.base.devices_min
+
+    @property
+    def fetches_prefix(self) -> bool:
+        return self.base.fetches_prefix
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        return self.base.place(view)
 
 
 class Fixed(Like):

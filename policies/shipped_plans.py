@@ -1,0 +1,8 @@
+"""The plans that come with muxk."""
+
+from __future__ import annotations
+
+from muxk.policies.plans import Plans
+
+PLANS = Plans({})
+"""By name."""
