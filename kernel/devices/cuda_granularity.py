@@ -70,11 +70,11 @@ def refusal(units: int, whole: int, granularity: Granularity) -> str | None:
         return f"there are only {whole}: at most {most}"
     if units < least:
         return f"the least is {least}"
+    if whole - units < least:
+        return f"that leaves {whole - units} for prefill, which needs {least}: at most {most}"
     if units % step:
         near = sorted({max(least, units // step * step), min(most, (units // step + 1) * step)})
         return f"they come in multiples of {step}: {' or '.join(map(str, near))}"
-    if whole - units < least:
-        return f"that leaves {whole - units} for prefill, which needs {least}: at most {most}"
     return None
 
 

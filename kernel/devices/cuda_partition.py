@@ -197,6 +197,7 @@ class _Maker:
     def __init__(self, driver: Driver, card: Card) -> None:
         self.driver = driver
         self.card = card
+        self.version = driver.version()
         self.streams: list[Stream] = []
         self._undos: list[Callable[[], None]] = []
         self._primary = driver.retain_primary(card.index)
@@ -224,7 +225,7 @@ class _Maker:
 
     def cut(self, whole: SmResource, units: int) -> _Cut:
         """Divide the SMs, `units` of them or a few more for decode."""
-        if self.driver.version() >= STRUCTURED_VERSION:
+        if self.version >= STRUCTURED_VERSION:
             try:
                 return _Cut(*self.driver.split_structured(whole, units), "structured")
             except CudaError as error:
@@ -326,7 +327,7 @@ class CudaPartitions:
         try:
             return self._streams[phase, units]
         except KeyError:
-            known = ", ".join(str(own) for owner, own in self._streams if owner is phase)
+            known = ", ".join(str(own) for owner, own in sorted(self._streams) if owner is phase)
             raise PartitionRefused(f"no {phase} partition has {units} SMs: there are {known}") from None
 
     def describe(self) -> Mapping[str, object]:
@@ -334,7 +335,7 @@ class CudaPartitions:
         described = Description(
             card=card.name,
             capability=card.capability,
-            driver=version_text(self._maker.driver.version()),
+            driver=version_text(self._maker.version),
             units=card.units,
             granularity=self._granularity,
             parts=self._parts,
