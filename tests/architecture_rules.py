@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "client": FOLDERS,
 }
 DETERMINISTIC = ("actors/", "policies/")
-TORCH_FOLDERS = ("models/", "kernel/devices/cpu.py", "kernel/devices/cuda.py")
+TORCH_FOLDERS = ("models/", "kernel/devices/cpu.py", "kernel/devices/cuda")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import muxk.kernel.devices
 import pytest
+from fake_streams import FakeRunner, FakeStreams, fake_device
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import Device, ItemDone, ItemFailed
@@ -146,8 +147,14 @@ def simulated_gpu() -> SimGpu:
     return SimGpu(FixedCost(), options)
 
 
+def cuda_device() -> Device:
+    streams = FakeStreams()
+    return fake_device(streams, FakeRunner(streams, LAYERS, item_s=0.005))
+
+
 FACTORIES: dict[str, Callable[[], Device]] = {
     "cpu": lambda: CpuDevice(SlowRunner(), cores=[0, 0]),
+    "cuda": cuda_device,
     "sim": lambda: SimDevice(units=2, layers=LAYERS, pages=64),
     "sim_gpu": simulated_gpu,
 }
@@ -168,7 +175,7 @@ def decode_item(item_id: int) -> Item:
 @pytest.fixture(params=sorted(FACTORIES))
 def opened(request: Any) -> Iterator[tuple[Device, Port]]:
     device = FACTORIES[request.param]()
-    port = Port() if request.param == "cpu" else VirtualPort()
+    port = Port() if request.param in ("cpu", "cuda") else VirtualPort()
     device.start(port)
     yield device, port
     device.close()
@@ -180,8 +187,11 @@ def collect(port: Port, count: int) -> list[Message]:
 
 
 def test_every_device_in_the_folder_is_held_to_this() -> None:
+    """Other files there are parts of a device, named after it."""
     folder = Path(next(iter(muxk.kernel.devices.__path__)))
-    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(FACTORIES)
+    stems = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    parts = {stem for stem in stems for whole in stems if whole == "cuda" and stem.startswith("cuda_")}
+    assert stems - parts == set(FACTORIES)
 
 
 def test_splits_are_disjoint_ascending_and_use_the_whole_device(opened: tuple[Device, Port]) -> None:
