@@ -24,6 +24,17 @@ from muxk.kernel.view import (
 )
 
 
+GUARDS = ("quantile", "worst_case")
+"""Guards of decode estimates that a policy can choose: `muxk.actors.guards` has them."""
+DEFAULT_GUARD = GUARDS[0]
+
+
+def guard_of(policy: Policy) -> str:
+    """The guard that a policy chose; a policy need not have an opinion."""
+    guard = getattr(policy, "guard", DEFAULT_GUARD)
+    return guard if guard in GUARDS else DEFAULT_GUARD
+
+
 class Policy(Protocol):
     """A compiled policy. Immutable; the same view gives the same answer, and no answer raises."""
 

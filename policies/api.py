@@ -188,6 +188,11 @@ class BasePolicy:
         return self.base.tbt_slo_ns
 
     @property
+    def guard(self) -> str:
+        """The guard of decode estimates, one of `muxk.kernel.policy.GUARDS`."""
+        return self.base.guard
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes that `classify` puts requests in, by rank."""
         return self.base.classes

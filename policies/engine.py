@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muxk.kernel.placing import PlaceAnswer, PlaceView
+from muxk.kernel.policy import DEFAULT_GUARD
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -75,6 +76,8 @@ class CompiledPolicy:
     """Whether any rule that can be reached looks at the priority of a request."""
     reads_deadline: bool = False
     """The same of a deadline."""
+    guard: str = DEFAULT_GUARD
+    """Of decode estimates, by name."""
     known_classes: tuple[str, ...] = ()
     """What clients can name as the class of a request: conditions of its classes ask for these."""
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -207,6 +210,7 @@ def compile_policy(
         class_rows=source.classes,
         version=source.version,
         description=source.description,
+        guard=source.guard,
         reads_priority=mentions(points, _PRIORITIES) or place_mentions(placing, _PRIORITIES),
         reads_deadline=mentions(points, _DEADLINES) or place_mentions(placing, _DEADLINES),
         known_classes=quoted_in(points[CLASSES]),

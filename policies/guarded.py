@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from muxk.kernel.placing import PlaceAnswer, PlaceView
-from muxk.kernel.policy import Policy
+from muxk.kernel.policy import Policy, guard_of
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -98,6 +98,7 @@ class GuardedPolicy:
             self.limits = limits(policy.limits)
             self.tbt_slo_ns = whole_number(policy.tbt_slo_ns, 1, LONGEST_NS, "tbt_slo_ns")
             self.reads_priority = boolean(policy.reads_priority, "reads_priority")
+            self.guard = guard_of(policy)
             self.reads_deadline = boolean(policy.reads_deadline, "reads_deadline")
             self.classes = names(policy.classes, 1, "classes")
             self.known_classes = names(policy.known_classes, 0, "known_classes")

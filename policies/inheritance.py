@@ -19,7 +19,7 @@ REST = "base"
 """The last item of a list of rules that goes on with those of the extended policy."""
 ALWAYS = "always"
 """Name of the rule that a point has which is written as its answer alone."""
-MERGED = ("slo", "params", "variables", "limits")
+MERGED = ("slo", "params", "variables", "limits", "estimator")
 """Sections that a policy inherits key by key; others are replaced as a whole."""
 
 Base = Callable[[str], "Node | None"]

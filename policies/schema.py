@@ -23,6 +23,7 @@ from muxk.policies.sections import (
     check_variables,
     identifier,
     read_classes,
+    read_estimator,
     read_limits,
     read_slo,
     read_variables,
@@ -45,6 +46,7 @@ SPEC: Mapping[str, str] = {
     "variables": "",
     "classes": "",
     "limits": "",
+    "estimator": "",
     "on_error": "",
     **dict.fromkeys(POINTS, ""),
     "place": "",
@@ -93,6 +95,7 @@ class PolicySource:
     classes: Classes
     class_sources: tuple[ClassSource, ...]
     limits: Limits
+    guard: str
     on_error: OnError
     points: Mapping[str, Rules]
     bases: tuple[BaseSource, ...]
@@ -193,6 +196,7 @@ def _spec(
         classes=classes,
         class_sources=class_sources,
         limits=read_limits(found.get("limits"), context),
+        guard=read_estimator(found.get("estimator"), context),
         on_error=on_error,
         points={point: _rules(found[point], point, report) for point in POINTS if point in found},
         bases=_bases(specs, on_error, context),

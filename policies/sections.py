@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from muxk.kernel.policy import DEFAULT_GUARD, GUARDS
 from muxk.kernel.view import Limits
 from muxk.policies.answers import Context
 from muxk.policies.classes import Classes, PolicyClass, only_class
@@ -22,6 +23,7 @@ MAX_VARIABLES = 64
 MAX_VARIABLE_CHARACTERS = 10_000
 """Of all variables together: each is compiled for every place that may use it."""
 SLO: Mapping[str, str] = {"tbt": "", "ttft": ""}
+ESTIMATOR: Mapping[str, str] = {"guard": ""}
 LIMIT_RANGES: Mapping[str, tuple[int, int] | None] = {
     "backlog": (1, 4),
     "decode_ahead": (0, 1),
@@ -124,6 +126,18 @@ def read_limits(node: Node | None, context: Context) -> Limits:
         preemptions=whole("preemptions"),
         parked_bytes=whole("parked", Type.SIZE),
     )
+
+
+# --- the estimator ---
+
+
+def read_estimator(node: Node | None, context: Context) -> str:
+    """The guard of decode estimates."""
+    found = fields(node, ESTIMATOR, "estimator", context.report) if node is not None else {}
+    guard = found.get("guard")
+    if guard is None:
+        return DEFAULT_GUARD
+    return context.word(guard, GUARDS, "guard") or DEFAULT_GUARD
 
 
 # --- variables ---
