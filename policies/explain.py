@@ -13,11 +13,13 @@ from typing import Any
 
 from msgspec.structs import replace
 from muxk.kernel.journal import Forgotten, OrderQuestion, Record, VictimQuestion
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
 from muxk.kernel.shadow import in_classes_of
 from muxk.kernel.view import AdmitView, Decision, FormView, OrderAnswer, RequestView, View
 from muxk.kernel.work import Split
 from muxk.policies.engine import CompiledPolicy
+from muxk.policies.explain_place import assigned, place_points
 from muxk.policies.explanation import AskedPoint, Explanation, ShownValue, SortedRequest, TriedRule
 from muxk.policies.points import CLASSES
 from muxk.policies.problems import explain as fault
@@ -80,7 +82,8 @@ def _seen_by_shadow(record: Record, sha: str, known: Known) -> Any:
 
 def _explain(record: Record, view: Any, sha: str, answer: Any, known: Known) -> Explanation:
     policy = known.find(sha)
-    names = tuple(map(known.name, request_ids(record)))
+    asked = assigned(answer) if isinstance(answer, PlaceAnswer) else request_ids(record)
+    names = tuple(map(known.name, asked))
     points: tuple[AskedPoint, ...] = ()
     ranked: tuple[SortedRequest, ...] = ()
     note = ""
@@ -92,7 +95,7 @@ def _explain(record: Record, view: Any, sha: str, answer: Any, known: Known) -> 
         note = f"it was about {view.requests} requests, which are not kept any more"
     else:
         try:
-            points = tuple(_points(policy, record, view, answer, names))
+            points = tuple(_points(policy, record, view, answer, known, names))
             ranked = _ranked(policy, record.point, view, answer, known)
         except Exception as error:  # an explanation that fails must not take those of others with it
             note = f"it can not be explained: {error}"
@@ -113,8 +116,13 @@ def _explain(record: Record, view: Any, sha: str, answer: Any, known: Known) -> 
 
 
 def request_ids(record: Record) -> tuple[int, ...]:
-    """Requests that a question names, in its sequence; empty for `decide`, which knows sums only."""
+    """Requests that a question names, in its sequence; empty for `decide`, which knows sums only.
+
+    Of `place` those that its answer sends to a device.
+    """
     view = record.view
+    if isinstance(view, PlaceView):
+        return assigned(record.answer)
     if isinstance(view, OrderQuestion | VictimQuestion):
         return tuple(request.request_id for request in view.requests)
     if isinstance(view, AdmitView):
@@ -125,13 +133,16 @@ def request_ids(record: Record) -> tuple[int, ...]:
 
 
 def _points(
-    policy: CompiledPolicy, record: Record, view: Any, answer: Any, names: Sequence[str]
+    policy: CompiledPolicy, record: Record, view: Any, answer: Any, known: Known, names: Sequence[str]
 ) -> Iterator[AskedPoint]:
     question = record.point
     if answer is None:
         return
     if question == "decide":
         yield from _decide_points(policy, view, answer)
+        return
+    if question == "place":
+        yield from place_points(policy.placing, view, answer, known.asked_about, known.name)
         return
     point = policy.points[CLASSES if question == "classify" else question]
     scope, now_ns = _scope(view, record.last_at_ns)

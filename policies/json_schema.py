@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from muxk.policies import answers, inheritance, params, schema, sections
+from muxk.kernel.policy import GUARDS
+from muxk.policies import answers, inheritance, params, place_section, schema, sections
 from muxk.policies.engine import shipped_policies
 from muxk.policies.lexer import MAX_CHARACTERS
+from muxk.policies.placing import Among, Reuse
 from muxk.policies.rules import OnError
+from muxk.policies.shipped_plans import PLANS
 from muxk.policies.splits import KEYWORDS, SPLIT
 from muxk.policies.units import COUNTS, DURATION_NS, NUMBER, SIZES
 
@@ -134,10 +137,18 @@ def _spec() -> dict[str, Schema]:
         "classes": described(
             "Classes of requests; the first whose `when` holds, the last has none.", _classes()
         ),
+        "estimator": described(
+            "How decode steps are predicted.",
+            keyed(sections.ESTIMATOR, {"guard": described("Their factor.", {"enum": list(GUARDS)})}),
+        ),
         "limits": described("Bounds that hold whatever the rules say.", keyed(sections.LIMITS, _limits())),
         "on_error": described(
             "Who answers when a rule fails: the built-in default, the next rule, or the extended policy.",
             {"enum": [str(word) for word in OnError]},
+        ),
+        "place": described(
+            "Several devices: which of them compute the prompts, and which decode.",
+            keyed(place_section.PLACE, _place()),
         ),
         **{point: described(ABOUT_POINTS[point], _point(answer())) for point, answer in ANSWERS.items()},
     }
@@ -210,6 +221,52 @@ def _limits() -> dict[str, Schema]:
         "preemptions": expression("How often one prefill batch may be parked."),
         "parked": expression("Bytes of hidden state that parked batches may keep, such as 1GiB."),
     }
+
+
+# --- several devices ---
+
+
+def _place() -> dict[str, Schema]:
+    pool = "a number of devices, a percentage of all, or `rest`; one of the two has the rest."
+    pools = {key: expression(f"Devices for {key}: {pool}") for key in place_section.POOLS}
+    values = {"additionalProperties": expression("A parameter of the plan."), "type": "object"}
+    return {
+        "pools": described(
+            "How the devices are shared out; the first ones are for prefill.",
+            keyed(place_section.POOLS, pools, tuple(place_section.POOLS)),
+        ),
+        "prefill": _place_rules("Rules for the device that computes the prompt."),
+        "decode": _place_rules("Rules for the one that decodes; without them it is the same."),
+        "both": _place_rules("Rules for one device that does both, where `prefill` or `decode` has none."),
+        "reuse": described(
+            "Where a prefill looks for prefixes: on its `own` device, or also on the one that will `decode`.",
+            {"enum": [str(word) for word in Reuse]},
+        ),
+        "plan": described(
+            "A plan that answers in the place of rules.",
+            {"type": "string", "pattern": _NAME, "examples": list(PLANS.shipped)},
+        ),
+        "with": described("Parameters of the plan.", values),
+    }
+
+
+def _place_rules(about: str) -> Schema:
+    by = expression("What the devices are sorted by, ascending; the first is taken.")
+    several = {"type": "array", "items": by, "minItems": 1, "maxItems": answers.MAX_KEYS}
+    shapes = {
+        "name": described("Name of the rule, shown wherever it answers.", {"$ref": "#/$defs/name"}),
+        "among": described("Which devices it looks at.", {"enum": [str(word) for word in Among]}),
+        "where": expression("The condition that a device must meet."),
+        "by": {
+            "description": "One sort key or several; equal devices by their number.",
+            "if": {"type": "array"},
+            "then": several,
+            "else": by,
+        },
+    }
+    rule = keyed(place_section.PLACE_RULE, shapes, ("name",))
+    most = place_section.MAX_PLACE_RULES
+    return described(about, {"type": "array", "items": rule, "minItems": 1, "maxItems": most})
 
 
 # --- decision points ---

@@ -42,6 +42,10 @@ class Plan(Protocol):
     def api_version(self) -> int: ...
 
     @property
+    def about(self) -> str:
+        """For the reference: what it does, in a few sentences."""
+
+    @property
     def params(self) -> Mapping[str, PlanParam]: ...
 
     @property
@@ -103,7 +107,7 @@ def _loaded(entry: metadata.EntryPoint) -> FoundPlan:
         raise NoPlan(
             f"plan '{entry.name}' of {origin} is written for version {version} of plans, not {API_VERSION}"
         )
-    missing = [what for what in ("params", "devices_min") if not hasattr(plan, what)]
+    missing = [what for what in ("about", "params", "devices_min") if not hasattr(plan, what)]
     if missing or not callable(plan):
         raise NoPlan(f"plan '{entry.name}' of {origin} is no plan: it lacks {', '.join(missing) or 'a call'}")
     return FoundPlan(entry.name, plan, origin or entry.value)

@@ -8,9 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from muxk.policies import answers, inheritance, json_schema, lexer, loader, points, schema, sections
+from muxk.kernel.policy import GUARDS
+from muxk.policies import (
+    answers,
+    inheritance,
+    json_schema,
+    lexer,
+    loader,
+    place_section,
+    points,
+    schema,
+    sections,
+)
 from muxk.policies import policy_test_load as load
 from muxk.policies import reference_prose as prose
 from muxk.policies.markdown import blocks, code, codes, link, table
@@ -26,17 +36,16 @@ from muxk.policies.reference_names import (
     OF_THE_POLICY,
     expectations_section,
     functions_table,
-    groups_of,
     index,
     names_section,
 )
+from muxk.policies.reference_place import place_blocks
+from muxk.policies.reference_tables import Schema, groups_known, keys_of
 from muxk.policies.rules import OnError
 from muxk.policies.shipped_files import DEFAULTS, shipped_text
 from muxk.policies.shown import duration, size
 from muxk.policies.units import COUNTS, DURATION_NS, SIZES, Type
 from muxk.policies.vocabulary import MAX_COST
-
-Schema = Mapping[str, Any]
 
 
 def reference() -> str:
@@ -69,22 +78,12 @@ def _contents(parts: Sequence[str]) -> str:
 # --- what the schema of editors knows ---
 
 
-def _keys(shape: Schema, defaults: Mapping[str, str] | None = None) -> str:
-    """A table of the keys of a mapping."""
-    shape = shape.get("then", shape) if "properties" not in shape else shape
-    needed = shape.get("required", ())
-    said = defaults or {}
-    rows = [
-        (code(key), "yes" if key in needed else "", each.get("description", ""), said.get(key, ""))
-        for key, each in shape["properties"].items()
-    ]
-    return table(("key", "needed", "what it is", "default"), rows)
-
-
 def _file() -> str:
     document = json_schema.policy_document()
     metadata = document["properties"]["metadata"]
-    return blocks("## A policy file", prose.DOCUMENT, _keys(document), "Keys of `metadata`:", _keys(metadata))
+    return blocks(
+        "## A policy file", prose.DOCUMENT, keys_of(document), "Keys of `metadata`:", keys_of(metadata)
+    )
 
 
 # --- sections ---
@@ -118,12 +117,14 @@ def _spec() -> str:
         blocks(
             "### params",
             prose.PARAMS,
-            _keys(properties["params"]["additionalProperties"]),
+            keys_of(properties["params"]["additionalProperties"]),
             _types_of_params(),
         ),
         blocks("### variables", prose.VARIABLES),
-        blocks("### classes", prose.CLASSES, _keys(properties["classes"]["items"])),
+        blocks("### classes", prose.CLASSES, keys_of(properties["classes"]["items"])),
+        *place_blocks(properties["place"]["properties"]),
         blocks("### limits", prose.LIMITS, _limits(properties["limits"])),
+        blocks("### estimator", prose.ESTIMATOR, _guards(), _default_of("estimator")),
         blocks("### on_error", prose.ON_ERROR, _on_error(), _default_of("on_error")),
     )
 
@@ -157,6 +158,10 @@ def _range(key: str, bounds: tuple[int, int] | None) -> str:
     return f"{least} to {size(most) if key == 'parked' else f'{most:,}'}"
 
 
+def _guards() -> str:
+    return table(("guard", "factor of a predicted decode step"), [(code(g), prose.GUARDS[g]) for g in GUARDS])
+
+
 def _on_error() -> str:
     return table(("word", "who answers"), [(code(word), prose.ON_ERRORS[word]) for word in OnError])
 
@@ -178,7 +183,7 @@ def _points() -> str:
         "## Decision points",
         prose.POINTS,
         table(("point", "asked", "how often", "question"), rows),
-        blocks("### Rules", prose.RULES, _keys(_rule_shape())),
+        blocks("### Rules", prose.RULES, keys_of(_rule_shape())),
         *map(_point, answers.POINTS),
     )
 
@@ -201,7 +206,7 @@ def _point(point: str) -> str:
         f"- Asked: {asked.about} ({prose.OFTEN[asked.per]}).",
         f"- Without rules of its own a policy has: {_rules(default)}.",
         f"- When its rules fail: {prose.FALLBACKS[point]}.",
-        f"- Names: {', '.join(map(link, _groups(point)))}, {link(OF_THE_POLICY)}.",
+        f"- Names: {', '.join(map(link, groups_known(point)))}, {link(OF_THE_POLICY)}.",
     )
     return blocks(
         f"### {point}",
@@ -210,12 +215,6 @@ def _point(point: str) -> str:
         prose.POINT_TEXTS[point],
         "\n".join(facts),
     )
-
-
-def _groups(point: str) -> list[str]:
-    """Groups of names that the conditions or the answers of a point know."""
-    places = [place for place in (point, f"a key of {point}") if place in ASKED]
-    return list(dict.fromkeys(title for place in places for title in groups_of(place)))
 
 
 def _rules(node: Node) -> str:
@@ -240,7 +239,7 @@ def _answer(point: str) -> str:
     """How the answer of a point is written."""
     if point == "split":
         units = table(("units", "meaning"), [(code(word), about) for word, about in prose.WORDS.items()])
-        return blocks(_keys(json_schema.definitions()["split"]), "Units are written as:", units)
+        return blocks(keys_of(json_schema.definitions()["split"]), "Units are written as:", units)
     words: Mapping[str, Sequence[str]] = {
         "admit": answers.ADMIT,
         "preempt": answers.PREEMPT,
@@ -249,7 +248,7 @@ def _answer(point: str) -> str:
     if point in words:
         rows = [(_word(point, word), prose.ANSWER_WORDS[word]) for word in words[point]]
         return table(("answer", "meaning"), rows)
-    return _keys(json_schema.ANSWERS[point]())
+    return keys_of(json_schema.ANSWERS[point]())
 
 
 def _word(point: str, word: str) -> str:
@@ -327,13 +326,17 @@ def _tests() -> str:
     return blocks(
         "## Policy tests",
         prose.TESTS,
-        _keys(spec),
+        keys_of(spec),
         blocks(
-            "### device", prose.DEVICE, _keys(parts["device"], _device_defaults()), "Costs:", _costs(parts)
+            "### device",
+            prose.DEVICE,
+            keys_of(parts["device"], _device_defaults()),
+            "Costs:",
+            _costs(parts),
         ),
-        blocks("### arrivals", prose.ARRIVALS, _keys(parts["arrivals"]["items"])),
-        blocks("### actions", "Changes in the middle of the run.", _keys(parts["actions"]["items"])),
-        blocks("### expect", prose.EXPECTATIONS, _keys(parts["expect"]["items"])),
+        blocks("### arrivals", prose.ARRIVALS, keys_of(parts["arrivals"]["items"])),
+        blocks("### actions", "Changes in the middle of the run.", keys_of(parts["actions"]["items"])),
+        blocks("### expect", prose.EXPECTATIONS, keys_of(parts["expect"]["items"])),
         expectations_section(),
     )
 
@@ -348,7 +351,7 @@ def _costs(parts: Schema) -> str:
     standard = DeviceText().costs
     defaults = {key: _cost(getattr(standard, attribute)) for key, attribute in load.COSTS.items()}
     defaults["decode_saturation"] = f"{standard.decode_saturation:.0%}"
-    return _keys(parts["device"]["properties"]["costs"], defaults)
+    return keys_of(parts["device"]["properties"]["costs"], defaults)
 
 
 def _cost(value_ns: float) -> str:
@@ -367,6 +370,8 @@ def _bounds() -> str:
             ("policies that extend one another", inheritance.MAX_BASES),
             ("rules of a decision point", schema.MAX_RULES),
             ("cost of all expressions of a decision point", points.MAX_POINT_COST),
+            ("rules of a phase in `place`", place_section.MAX_PLACE_RULES),
+            ("cost of all expressions of `place`", place_section.MAX_PLACE_COST),
             ("classes", sections.MAX_CLASSES),
             ("variables", sections.MAX_VARIABLES),
             ("characters of all variables", sections.MAX_VARIABLE_CHARACTERS),

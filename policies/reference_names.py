@@ -43,6 +43,11 @@ GROUPS: tuple[Group, ...] = (
         "and `candidate.waiting` are true: a rule that reads a field should ask that first.",
         ("running", "parked", "candidate"),
     ),
+    Group(
+        "The devices of a server",
+        "`device` is the device that a rule of `place` looks at.",
+        ("device", "devices"),
+    ),
     Group("Estimates", "The functions are among [the functions](#functions).", ("estimate",)),
 )
 _PLACES: Mapping[str, str] = {

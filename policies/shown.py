@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from muxk.kernel.placing import Action, Assign, Move, PlaceAnswer, Shrink
 from muxk.kernel.view import (
     AdmitAnswer,
     ClassAnswer,
@@ -125,9 +126,39 @@ def answer_in_words(answer: Any, view: Any, requests: Sequence[str]) -> str:
                 else f"place {answer.index}"
             )
             return f"{who} is computed again later"
+        case PlaceAnswer():
+            return _place(answer, requests)
         case RetainAnswer():
             return "its pages are kept for reuse" if answer.keep else "its pages are freed"
     return str(answer)
+
+
+def _place(answer: PlaceAnswer, requests: Sequence[str]) -> str:
+    """The actions of an answer; `requests` are those that it sends, in its sequence."""
+    names = iter(requests)
+    parts = [_action(action, names) for action in answer.actions[:IDS_SHOWN]]
+    more = len(answer.actions) - len(parts)
+    return "; ".join([*parts, *([f"{more} more"] if more else [])]) or "nobody is placed"
+
+
+def _action(action: Action, names: Iterator[str]) -> str:
+    match action:
+        case Assign():
+            who = ", ".join(next(names, f"#{request}") for request in action.requests)
+            parts = [f"{who} to group {action.group}"]
+            parts += [f"which takes devices {_numbers(action.devices)}"] if action.devices else []
+            parts += [f"and keeps {action.keep}"] if action.keep is not None else []
+            parts += [f"to decode in group {action.decode}"] if action.decode is not None else []
+            return " ".join(parts)
+        case Move():
+            return f"what decodes in group {action.group} moves to {action.to}"
+        case Shrink():
+            return f"group {action.group} gives up devices {_numbers(action.devices)}"
+    return f"group {action.group} takes devices {_numbers(action.devices)}"
+
+
+def _numbers(devices: Sequence[int]) -> str:
+    return ", ".join(map(str, devices))
 
 
 def _decision(decision: Decision, view: View) -> str:

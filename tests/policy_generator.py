@@ -17,8 +17,10 @@ from muxk.policies.migrations import MIGRATIONS
 from muxk.policies.names import ASKED, PLACES, vocabulary
 from muxk.policies.operators import BOOLS, BUILTINS, SIGNS, result
 from muxk.policies.params import TYPES
+from muxk.policies.placing import Among, Reuse
 from muxk.policies.rules import OnError
 from muxk.policies.schema import API_VERSION, KIND
+from muxk.policies.shipped_plans import PLANS
 from muxk.policies.units import COUNTS, DURATION_NS, SIZES, Type
 from muxk.policies.vocabulary import Constant
 
@@ -279,10 +281,13 @@ class PolicyWriter:
             self._limits(),
             self._word("on_error", "", [f"on_error: {word}" for word in OnError]),
         ]
+        spec.append(self._place() if self._random.random() < 0.4 else "")
         spec += [self._point(point) for point in answers.POINTS if self._random.random() < 0.5]
         if self._random.random() < self._slips:
             self._random.shuffle(spec)
-            spec.append(self._random.choice(["place: x", "odrer: {by: now}", "slo: 1", "split: []", "form:"]))
+            spec.append(
+                self._random.choice(["place: {both: x}", "odrer: {by: now}", "slo: 1", "split: []", "form:"])
+            )
         head = [f"apiVersion: {self._version}", f"kind: {KIND}", "metadata: {name: fuzz, version: '1'}"]
         if self._random.random() < self._slips:
             del head[self._random.randrange(3)]
@@ -359,6 +364,42 @@ class PolicyWriter:
         return (
             f"limits: {{{', '.join(f'{key}: {value}' for key, value in chosen.items())}}}" if chosen else ""
         )
+
+    def _place(self) -> str:
+        """Rules for several devices; a plan where something is to be wrong, or now and then."""
+        slips = self._slips
+        if self._random.random() < 0.2 + slips:
+            plan = self._random.choice([*PLANS.shipped, *(["lonngserve", "[]"] if slips else [])] or ["none"])
+            return f"place: {{plan: {plan}}}" if PLANS.shipped else ""
+        lines = ["place:"]
+        has_pools = self._random.random() < 0.6
+        if has_pools:
+            share = self._random.choice(["1", "50%", "rest", "2"])
+            other = self._random.choice(["25%", "1"]) if share == "rest" else "rest"
+            lines.append(f"  pools: {{prefill: {share}, decode: {other}}}")
+        lines += [f"  reuse: {word}" for word in Reuse if self._random.random() < 0.2][:1]
+        phases = self._random.choice([("prefill",), ("prefill", "decode", "both"), ("both",)])
+        for phase in phases:
+            lines.append(f"  {phase}:")
+            lines += [f"    - {self._place_rule(phase, index, has_pools)}" for index in range(2)]
+        return "\n".join(lines)
+
+    def _place_rule(self, phase: str, index: int, has_pools: bool) -> str:
+        words = [
+            word
+            for word in Among
+            if (word is not Among.SAME or phase == "decode")
+            and (has_pools or word in (Among.ALL, Among.SAME))
+        ]
+        if self._random.random() < self._slips:
+            words = [*Among, "nowhere"]
+        keys = [f"name: {phase}{index}", f"among: {self._random.choice(words)}"]
+        if self._random.random() < 0.5 and index == 0:
+            keys.append(f"where: {quoted(self._expressions.condition('place'))}")
+        if self._random.random() < 0.7:
+            by = self._e(self._random.choice((*ORDERED, Type.BOOL)), "place", 1)
+            keys.append(f"by: {self._random.choice([by, f'[{by}, device.number]'])}")
+        return f"{{{', '.join(keys)}}}"
 
     def _point(self, point: str) -> str:
         if self._random.random() < 0.3:

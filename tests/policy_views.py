@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
 from muxk.kernel.journal import OrderQuestion, Record, VictimQuestion
+from muxk.kernel.placing import GroupView, PlaceAnswer, PlaceView
+from muxk.kernel.sane import sane_place
 from muxk.kernel.view import (
     AdmitView,
     DecodeView,
@@ -24,13 +26,14 @@ from muxk.policies.answer_checks import WrongAnswer
 from muxk.policies.engine import CompiledPolicy
 from muxk.policies.explain import Known, explain
 from muxk.policies.guarded import GuardedPolicy
+from muxk.policies.place_scopes import PlaceScope
 from muxk.policies.scopes import DecideScope, RequestScope, SortScope
 
 COUNTS = (0, 1, 2, 7, 100, 4096, 10**6, 2**31, 2**53 + 1, 2**63 - 1, 10**40)
 TIMES = (0, 1, 50_000_000, 10**9, 10**15, 2**63 - 1, -1, -(10**12))
 FLOATS = (0.0, 1e-9, 1.0, 1e6, 5e7, 1e300, math.inf, math.nan, -1.0)
 UNITS = (1, 2, 8, 132)
-QUESTIONS = ("classify", "admit", "order", "form", "decide", "victim", "retain")
+QUESTIONS = ("classify", "admit", "order", "form", "decide", "victim", "retain", "place")
 
 
 class ViewMaker:
@@ -126,11 +129,44 @@ class ViewMaker:
             return (FormView(self.time(), request, self.queue(), self.decode(), self.kv(), estimates),)
         if question in ("classify", "retain"):
             return (request,)
+        if question == "place":
+            return (self.place_view(classes),)
         many = [self.request(self._random.choice(classes)) for _ in range(self._random.randint(1, 6))]
         if question == "victim":
             return (many, self.time())
         service = {name: abs(self._random.choice(FLOATS[:6])) for name in classes[:-1]}
         return (many, self.time(), service)
+
+    def group(self, number: int, devices: tuple[int, ...]) -> GroupView:
+        counts = {field: self.count() for field in GroupView.__struct_fields__}
+        if self._random.random() < 0.4:
+            counts.update(waiting=0, incoming=0, decoding=0)
+        return GroupView(**{**counts, "group": number, "devices": devices, "since_ns": self.time()})
+
+    def place_view(self, classes: tuple[str, ...] = ("default",)) -> PlaceView:
+        draw = self._random
+        queue = [self.request(draw.choice(classes)) for _ in range(draw.choice((0, 1, 2, 5)))]
+        queue = [msgspec.structs.replace(one, request_id=place) for place, one in enumerate(queue)]
+        total, elastic = draw.choice((1, 2, 4, 8)), draw.random() < 0.5
+        owners = [draw.randrange(total) if elastic and draw.random() < 0.4 else one for one in range(total)]
+        devices = [tuple(one for one in range(total) if owners[one] == group) for group in range(total)]
+        sleeping = [group for group in range(total) if group not in devices[group] and devices[group]]
+        devices = [(one,) for one in range(total)] if sleeping else devices
+        return PlaceView(
+            now_ns=self.time(),
+            queue=tuple(queue),
+            waiting=len(queue) + draw.choice((0, 7)),
+            groups=tuple(self.group(number, devices[number]) for number in range(total)),
+            layers=draw.choice((1, 4, 126)),
+            units=draw.choice(UNITS),
+            elastic=elastic,
+            page_tokens=draw.choice((1, 16)),
+            page_bytes=self.count(1),
+            link_bytes_per_ns=draw.choice((0.0, 1e-9, 50.0, 1e300)),
+            answer_tokens=draw.choice((0.0, 120.5, 1e9)),
+            width_factors=draw.choice(((), tuple(draw.uniform(0.8, 2.0) for _ in range(total)))),
+            estimates=self.estimates(8),
+        )
 
     def scope(self, place: str) -> Any:
         """What the closures of a place are given."""
@@ -138,6 +174,11 @@ class ViewMaker:
             scope = DecideScope(self.view())
             scope.units = self._random.randint(1, 8)
             return scope
+        if place == "place":
+            scope_of_place = PlaceScope(self.place_view())
+            scope_of_place.request = self.request()
+            scope_of_place.device = scope_of_place.devices[0]
+            return scope_of_place
         if place in ("admit", "form"):
             return self.arguments(place, ("default",))[0]
         if place in ("order", "victim"):
@@ -152,11 +193,20 @@ def ask_everything(policy: CompiledPolicy, maker: ViewMaker) -> None:
         arguments = maker.arguments(question, policy.classes)
         answer = getattr(policy, question)(*arguments)
         assert getattr(policy, question)(*arguments) == answer
+        if question == "place":
+            assert_can_be_done(arguments[0], answer)
         errors = getattr(guard, question)(*arguments).errors
         senseless = [error for error in errors if error.startswith(f"{question}/guard:")]
         if senseless:
             raise WrongAnswer(f"{senseless}: {answer}")
         explain_it(policy, question, arguments, answer)
+
+
+def assert_can_be_done(view: PlaceView, answer: PlaceAnswer) -> None:
+    """Every action names what is there, and nobody waits on an idle server."""
+    assert sane_place(answer, view) == answer
+    idle = all(group.idle for group in view.groups if group.devices)
+    assert answer.actions or not view.queue or not idle
 
 
 def explain_it(policy: CompiledPolicy, question: str, arguments: tuple[Any, ...], answer: Any) -> None:
@@ -171,6 +221,6 @@ def explain_it(policy: CompiledPolicy, question: str, arguments: tuple[Any, ...]
     explanation = explain(record, Known(lambda sha: policy))
     msgspec.msgpack.encode(explanation)
     tried = [rule.rule for point in explanation.points for rule in point.rules]
-    told = answer.rules if question == "decide" else (answer.rule,)
+    told = answer.rules if question in ("decide", "place") else (answer.rule,)
     for label in told:
         assert label in tried or label.endswith("/default"), (label, explanation)
