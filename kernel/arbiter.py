@@ -20,6 +20,8 @@ from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.dispatch import Dispatcher
+from muxk.kernel.idle import IdleReport, idle_summary
+from muxk.kernel.idle_causes import idle_causes
 from muxk.kernel.jobs import Flight, PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import (
@@ -99,6 +101,7 @@ class Arbiter(Actor):
 
     def started(self) -> None:
         self._splits.begin(self.now_ns())
+        self._lanes.idle.begin(self.now_ns())
         self._dispatcher = Dispatcher(
             self._device, self.state, self._lanes, self._splits, self._refs, self.context
         )
@@ -219,7 +222,7 @@ class Arbiter(Actor):
         self._turn()
 
     def _item_done(self, message: ItemDone) -> None:
-        flight = self._ended(message.item_id)
+        flight = self._ended(message)
         if flight is None:
             return
         measured = self._lanes.measured(flight, message)
@@ -234,8 +237,8 @@ class Arbiter(Actor):
             elapsed_ns = max(1, message.ended_ns - message.started_ns)
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
 
-    def _ended(self, item_id: int) -> Flight | None:
-        flight = self._lanes.ended(item_id, self.now_ns())
+    def _ended(self, message: ItemDone | ItemFailed) -> Flight | None:
+        flight = self._lanes.ended(message, self.now_ns())
         if flight is None:
             self.state.counts["completions of an older generation"] += 1
         elif flight.stuck:
@@ -243,7 +246,7 @@ class Arbiter(Actor):
         return flight
 
     def _item_failed(self, message: ItemFailed) -> None:
-        flight = self._ended(message.item_id)
+        flight = self._ended(message)
         if flight is None:
             return
         self.state.counts["failed items"] += 1
@@ -318,6 +321,8 @@ class Arbiter(Actor):
 
     def _turn(self) -> None:
         self._dispatcher.turn()
+        if self._lanes.idle.has_free:
+            self._lanes.idle.explain(idle_causes(self.state, self._lanes, self._splits), self.now_ns())
         if self._lanes.flights and not self.state.stuck_timer:
             self.state.stuck_timer = True
             self.state.look_due_ns = self.now_ns() + LOOK_EVERY_NS
@@ -358,6 +363,9 @@ class Arbiter(Actor):
         del self.state.jobs[job.work.batch_id]
         self.state.unslot(job)
 
+    def idle_report(self) -> IdleReport:
+        return self._lanes.idle.report(self.now_ns())
+
     def describe(self) -> dict[str, Any]:
         state, split = self.state, self._splits.current
         decode = state.decode_view(self.now_ns())
@@ -369,6 +377,7 @@ class Arbiter(Actor):
             "split": {"decode": split.decode_units, "prefill": split.prefill_units},
             "split_residency_ms": self._splits.residency_ms(self.now_ns()),
             "lanes": self._lanes.describe(self.now_ns()),
+            "idle": idle_summary(self.idle_report()),
             "decode_batch": decode.batch,
             "decode_context_tokens": decode.context_tokens,
             "prefill_batches": len(state.jobs),

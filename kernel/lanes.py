@@ -105,9 +105,12 @@ class LaneTable:
             decode=decode,
             waits_for=(*after, *older),
             runnable_ns=now_ns,
+            launched_ns=now_ns,
+            begins_job=job is not None and layers.start == chunk.start == 0,
             shared=self.others_busy(lane),
             beside=self.prefill_beside(lane) if phase is Phase.DECODE else None,
         )
+        self.idle.launched(flight)
         self.device.launch(lane, item, after)
 
     def next_completion(self) -> ItemDone | ItemFailed | None:
