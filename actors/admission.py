@@ -333,7 +333,9 @@ class Admission(Actor):
         self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "admission", self.describe()))
+        self.send(
+            self._refs.gateway, StateReported(message.ticket, self._refs.admission.name, self.describe())
+        )
 
     def describe(self) -> dict[str, Any]:
         state = self.state

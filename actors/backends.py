@@ -6,13 +6,16 @@ torch is imported here only when a device needs it: the base install has none, a
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from muxk.actors.tokenizer import Tokenizer
-from muxk.kernel.device import Device
+from muxk.kernel.device import Device, ElasticDevice
 from muxk.kernel.devices.cpu import CpuDevice, available_cores, prepare_process
 from muxk.kernel.devices.sim import SimDevice
+from muxk.kernel.estimates import Estimates
+from muxk.kernel.link import Link
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.errors import ModelError
 from muxk.models.tokenizer import ByteTokenizer
@@ -32,13 +35,50 @@ class StartupError(Exception):
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """Several devices of one server, all alike."""
+
+    devices: tuple[Device, ...]
+    pages: Mapping[int, range]
+    """Of the KV pool of each device; disjoint where devices may work together."""
+    link: Link
+    elastic: tuple[ElasticDevice, ...] = ()
+    """The devices again, where they may work together."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What times depend on beside the device and the model by name: part of a profile's key."""
+
+    dims: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model, by their names in `config.json`; plain data."""
+    dtype: str = ""
+    fingerprint: str = ""
+    """Digest of the rest."""
+
+
+@dataclass(frozen=True)
 class Backend:
     """A device that runs a model, and what serving has to know of both."""
 
     device: Device
+    """The first one, if there are several."""
     tokenizer: Tokenizer
     model: str
     max_context_tokens: int
+    cluster: Cluster | None = None
+    identity: Identity = Identity()
+    profile: Estimates | None = None
+    """What was measured before, in place of the measurement at start."""
+
+    def close(self) -> None:
+        """End threads and free memory."""
+        if self.cluster is None:
+            self.device.close()
+            return
+        self.cluster.link.close()
+        for device in self.cluster.devices:
+            device.close()
 
 
 def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
@@ -111,4 +151,17 @@ def _open_cpu(model: str, dtype: str, units: int | None, kv_tokens: int, progres
     except ModelError as error:
         raise StartupError(str(error)) from error
     limit = min(context, (pages - 1) * PAGE_SIZE)
-    return Backend(CpuDevice(runner, cores[: units or len(cores)]), tokenizer, model, limit)
+    identity = _cpu_identity(runner, dtype)
+    return Backend(
+        CpuDevice(runner, cores[: units or len(cores)]), tokenizer, model, limit, identity=identity
+    )
+
+
+def _cpu_identity(runner: Any, dtype: str) -> Identity:
+    """The model's sizes; the processor, and whether the native operators are built."""
+    import msgspec
+    from muxk.models.native_library import load_native
+
+    config = msgspec.to_builtins(runner.config)
+    fingerprint = digest((processor_name(), load_native() is not None))
+    return Identity(config, dtype, fingerprint)

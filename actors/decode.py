@@ -18,6 +18,7 @@ import msgspec
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_steps import Steps
+from muxk.actors.group_messages import MigrateRequest, MoveDecode, RequestsJoined, ResumeDecode
 from muxk.actors.messages import (
     AbortRequest,
     EmittedRow,
@@ -105,7 +106,33 @@ class Decode(Actor):
             row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
             prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
             joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
+            self._send_away(row)
+        if joined and self._refs.placement is not None:
+            ids = tuple(row.request_id for row in joined)
+            self.send(self._refs.placement, RequestsJoined(self._refs.group, ids))
         return joined
+
+    def _send_away(self, row: Row) -> None:
+        """A row that was only computed here, and decodes elsewhere."""
+        target = row.request.decode_group
+        if row.ending is None and target is not None and target != self._refs.group:
+            self._leave_for(row, target)
+
+    def _leave_for(self, row: Row, group: int) -> None:
+        keep = self.state.decider.retain(self._view(row)).keep
+        row.ending = Ending(keep=keep, recompute=False, to_group=group)
+
+    def on_move_decode(self, message: MoveDecode) -> None:
+        for row in self.state.batch.rows.values():
+            if row.ending is None:
+                self._leave_for(row, message.to)
+        self._settle()
+
+    def on_resume_decode(self, message: ResumeDecode) -> None:
+        """A row that decoded elsewhere; its client has all its tokens."""
+        self.state.batch.add(self._in_its_class(message.reserved), message.token, self._end_ids)
+        self._submit()  # unasked, a newer version of the step that waits, or ignored if it runs already
+        self._settle()
 
     def _in_its_class(self, reserved: ReservedRequest) -> ReservedRequest:
         """In a class of the policy in force, which may have changed since prefill asked."""
@@ -261,10 +288,23 @@ class Decode(Actor):
         assert row.steps == 0, "a step in flight may still touch its pages"
         self.state.batch.remove(row)
         request = row.request
+        if ending.to_group is not None:
+            self._hand_over(row, ending.to_group, ending.keep)
+            return
         written = request.prompt + int32_bytes(row.generated[:-1])
         kept = written if ending.keep or ending.recompute else b""
         again = _again(row) if ending.recompute else None
         self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept, again))
+
+    def _hand_over(self, row: Row, group: int, keep: bool) -> None:
+        """To migration, with the pages."""
+        request = msgspec.structs.replace(
+            row.request, generated=int32_bytes(row.generated[:-1]), decode_group=group
+        )
+        reserved = ReservedRequest(request, self.state.batch.pages_of(row), row.reused_tokens)
+        moved = MigrateRequest(self._refs.group, group, reserved, row.generated[-1], keep)
+        assert self._refs.migration is not None
+        self.send(self._refs.migration, moved)
 
     # --- pages ---
 
@@ -329,7 +369,7 @@ class Decode(Actor):
             self.state.late_events += 1
             self._chase(message.request_id, 1)
             return
-        if row.ending is not None and not row.ending.recompute:
+        if row.ending is not None and not row.ending.goes_elsewhere:
             self.state.late_events += 1
             return
         row.ending = Ending(keep=self.state.decider.retain(self._view(row)).keep, recompute=False)
@@ -353,7 +393,7 @@ class Decode(Actor):
             self.state.late_events += 1
 
     def _chase(self, request_id: int, lap: int) -> None:
-        self.send(self._refs.kv_pool, AbortRequest(request_id, lap, returning=True))
+        self.send(self._refs.chased, AbortRequest(request_id, lap, returning=True, group=self._refs.group))
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
         """Rows get the classes of the new policy; a step that waits tells the arbiter of their SLO."""
@@ -369,7 +409,7 @@ class Decode(Actor):
         self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "decode", self.describe()))
+        self.send(self._refs.gateway, StateReported(message.ticket, self._refs.decode.name, self.describe()))
 
     def describe(self) -> dict[str, Any]:
         state = self.state

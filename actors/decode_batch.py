@@ -85,6 +85,13 @@ class Ending:
     """It goes back to admission."""
     rule: str | None = None
     """The rule that chose it to be computed again."""
+    to_group: int | None = None
+    """It goes on in another group, and its pages are handed to migration; None: they go back."""
+
+    @property
+    def goes_elsewhere(self) -> bool:
+        """It has not ended for its client."""
+        return self.recompute or self.to_group is not None
 
 
 @dataclass
@@ -172,6 +179,10 @@ class DecodeBatch:
         self._table[row.slot, row.pages] = page
         row.pages += 1
         row.growing = False
+
+    def pages_of(self, row: Row) -> tuple[int, ...]:
+        """In the order of its tokens."""
+        return tuple(self._table[row.slot, : row.pages].tolist())
 
     def remove(self, row: Row) -> None:
         del self.rows[row.request.request_id]

@@ -1,36 +1,35 @@
 """estimator: predicts what a decode step and a prefill layer take on a number of units.
 
-At start it runs a few seconds of probes through the arbiter; then it learns from completed items alone, and
-broadcasts immutable tables. The guard of decode is an upper quantile of measured over predicted, so that a
-policy that keeps within it keeps its SLO for that share of the steps. Invariant: tables are only ever
-replaced as a whole, and never hold a time that shrinks when load grows.
+It begins with a profile, if it is given one, else it runs a few seconds of probes through the arbiter; then
+it learns from completed items alone, and broadcasts immutable tables. What a decode step is multiplied by is
+up to the guard, which the policy in force chooses (`guards.py`). Invariant: tables are only ever replaced as
+a whole, and a time in them never shrinks when load grows on the same guard's factor.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from muxk.actors.guards import GUARDS, Guard, QuantileGuard, Windows
 from muxk.actors.messages import EstimatorReady
 from muxk.actors.refs import EstimatorInbox, Refs
 from muxk.kernel.actor import Actor
-from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
+from muxk.kernel.estimates import Estimates
 from muxk.kernel.messages import (
     EstimatesChanged,
     ItemMeasured,
+    PolicyChanged,
     ProbeDone,
     ReportState,
     RunProbe,
     StateReported,
 )
+from muxk.kernel.policy import DEFAULT_GUARD, PolicyBook, guard_of
 from muxk.kernel.work import Phase
 from muxk.profiles.calibration import Probe, fit
 
-WINDOW = 64
-"""Completed items, for each phase and number of units, that the quantiles are taken over."""
-GUARD_QUANTILE = 0.95
 UPDATE_EVERY = 8
 """Completed items between two looks at the tables."""
 RATIO_MAX = 8.0
@@ -42,15 +41,25 @@ UPDATE_STEP = 0.03
 @dataclass
 class EstimatorState:
     probes: tuple[Probe, ...]
+    wanted: str
+    """The guard of the policy in force."""
     elapsed_ns: dict[int, int] = field(default_factory=dict)
     calibrated: bool = False
+    base: Estimates = field(default_factory=Estimates)
+    """Solo times, as they were measured at start."""
     estimates: Estimates = field(default_factory=Estimates)
-    ratios: dict[tuple[Phase, int], deque[float]] = field(default_factory=dict)
-    """Measured over predicted (without guard or scale) of recent items."""
-    measured: dict[tuple[Phase, int], None] = field(default_factory=dict)
-    """What was measured since the last update."""
+    """What policies have."""
+    guards: dict[str, Guard] = field(default_factory=dict)
+    """Those that the tables suffice for, by name."""
+    scales: Windows = field(default_factory=lambda: Windows(()))
+    """Of prefill layers: measured over predicted."""
     since_update: int = 0
     updates: int = 0
+
+    @property
+    def guard(self) -> str:
+        """The one in force."""
+        return self.wanted if self.wanted in self.guards else DEFAULT_GUARD
 
 
 class Estimator(Actor):
@@ -58,106 +67,126 @@ class Estimator(Actor):
 
     Accepts = EstimatorInbox
 
-    def __init__(self, refs: Refs, probes: list[Probe], layers: int) -> None:
+    def __init__(
+        self,
+        refs: Refs,
+        probes: list[Probe],
+        layers: int,
+        book: PolicyBook | None = None,
+        policy_sha: str = "",
+        profile: Estimates | None = None,
+    ) -> None:
+        """Args:
+        book: knows the policies, whose guards are used; without it that is the default one.
+        profile: what was measured before; then no probes are run.
+        """
         self._refs = refs
         self._layers = layers
-        self.state = EstimatorState(probes=tuple(probes))
+        self._book = book
+        self._profile = profile
+        wanted = DEFAULT_GUARD if book is None else guard_of(book[policy_sha])
+        self.state = EstimatorState(() if profile is not None else tuple(probes), wanted)
 
     def started(self) -> None:
         for probe in self.state.probes:
             self.send(self._refs.arbiter, RunProbe(probe.work, probe.layers))
+        if self._profile is not None:
+            self._begin(self._profile)
         if not self.state.probes:
-            self.send(self._refs.gateway, EstimatorReady())
+            self.send(self._refs.readiness, EstimatorReady())
 
     def on_probe_done(self, message: ProbeDone) -> None:
         state = self.state
         state.elapsed_ns[message.probe_id] = message.elapsed_ns
         if len(state.elapsed_ns) == len(state.probes):
-            self._broadcast(fit(state.probes, state.elapsed_ns, self._layers))
-            self._expect_the_model()
+            self._begin(fit(state.probes, state.elapsed_ns, self._layers))
             state.calibrated = True
-            self.send(self._refs.gateway, EstimatorReady())
+            self.send(self._refs.readiness, EstimatorReady())
 
-    def _expect_the_model(self) -> None:
-        """Fill all windows with what the fit predicts, so that it takes more than a freak to move a guard."""
-        estimates = self.state.estimates
-        keys = [(Phase.DECODE, model.units) for model in estimates.decode]
-        keys += [(Phase.PREFILL, model.units) for model in estimates.prefill]
-        self.state.ratios = {key: deque([1.0] * WINDOW, maxlen=WINDOW) for key in keys}
+    def on_policy_changed(self, message: PolicyChanged) -> None:
+        state = self.state
+        before = state.guard
+        if self._book is not None:
+            state.wanted = guard_of(self._book[message.sha])
+        if state.guard != before and state.guards:
+            self._broadcast(self._tables())
+
+    def _begin(self, base: Estimates) -> None:
+        state = self.state
+        state.base = base
+        made = {name: make(base) for name, make in GUARDS.items()}
+        state.guards = {name: guard for name, guard in made.items() if guard is not None}
+        state.scales = Windows(tuple(model.units for model in base.prefill))
+        self._broadcast(self._tables())
 
     def on_item_measured(self, message: ItemMeasured) -> None:
         state = self.state
         predicted = self._predicted(message)
         if predicted <= 0 or message.elapsed_ns <= 0:
             return
-        key = (message.phase, message.units)
         ratio = min(RATIO_MAX, max(1 / RATIO_MAX, message.elapsed_ns / predicted))
-        state.ratios[key].append(ratio)
-        state.measured[key] = None
+        if message.phase is Phase.DECODE:
+            for guard in state.guards.values():
+                guard.learn(message, ratio)
+        else:
+            state.scales.add(message.units, ratio)
         state.since_update += 1
         if state.since_update >= UPDATE_EVERY:
             state.since_update = 0
-            self._forget_slowly()
             self._update()
-
-    def _forget_slowly(self) -> None:
-        """Let what was not measured lately drift back to the fit: a guard that keeps a policy from a number
-        of units would otherwise never be tried again."""
-        for key, ratios in self.state.ratios.items():
-            if key not in self.state.measured:
-                ratios.append(1.0)
-        self.state.measured.clear()
 
     def _predicted(self, message: ItemMeasured) -> float:
         """The solo model's time for this item, or 0 when there is no model for its units."""
-        estimates = self.state.estimates
+        base = self.state.base
         if message.phase is Phase.DECODE:
-            for decode in estimates.decode:
+            for decode in base.decode:
                 if decode.units == message.units:
-                    return decode.step_ns(message.rows, message.context_tokens) / decode.guard
+                    return decode.solo_ns(message.rows, message.context_tokens)
             return 0.0
-        for prefill in estimates.prefill:
+        for prefill in base.prefill:
             if prefill.units == message.units:
-                layer_ns = prefill.layer_ns(message.new_tokens, message.pairs) / prefill.scale
-                return layer_ns * message.layers
+                return prefill.solo_ns(message.new_tokens, message.pairs) * message.layers
         return 0.0
 
     def _update(self) -> None:
-        old = self.state.estimates
-        decode = tuple(self._guarded(model) for model in old.decode)
-        prefill = tuple(self._scaled(model) for model in old.prefill)
-        moved = any(_moved(a.guard, b.guard) for a, b in zip(old.decode, decode, strict=True)) or any(
-            _moved(a.scale, b.scale) for a, b in zip(old.prefill, prefill, strict=True)
+        state = self.state
+        for guard in state.guards.values():
+            guard.tick()
+        state.scales.forget()
+        tables = self._tables()
+        if _moved(state.estimates, tables):
+            self._broadcast(tables)
+
+    def _tables(self) -> Estimates:
+        """The solo times, prefill as it was lately, decode as the guard in force has it."""
+        state = self.state
+        prefill = tuple(
+            msgspec.structs.replace(model, scale=state.scales.quantile(model.units, 0.5))
+            for model in state.base.prefill
         )
-        if moved:
-            self._broadcast(Estimates(old.layers, decode, prefill))
-
-    def _guarded(self, model: DecodeModel) -> DecodeModel:
-        ratios = self.state.ratios.get((Phase.DECODE, model.units))
-        if not ratios:
-            return model
-        return msgspec.structs.replace(model, guard=_quantile(ratios, GUARD_QUANTILE))
-
-    def _scaled(self, model: PrefillModel) -> PrefillModel:
-        ratios = self.state.ratios.get((Phase.PREFILL, model.units))
-        if not ratios:
-            return model
-        return msgspec.structs.replace(model, scale=_quantile(ratios, 0.5))
+        guard = state.guards.get(state.guard) or QuantileGuard(state.base)
+        return guard.guarded(msgspec.structs.replace(state.base, prefill=prefill))
 
     def _broadcast(self, estimates: Estimates) -> None:
         self.state.estimates = estimates
         self.state.updates += 1
-        changed = EstimatesChanged(estimates)
+        changed = EstimatesChanged(estimates, self._refs.group)
         self.send(self._refs.arbiter, changed)
         self.send(self._refs.admission, changed)
+        if self._refs.placement is not None:
+            self.send(self._refs.placement, changed)
 
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "estimator", self.describe()))
+        self.send(
+            self._refs.gateway, StateReported(message.ticket, self._refs.estimator.name, self.describe())
+        )
 
     def describe(self) -> dict[str, Any]:
         estimates = self.state.estimates
         return {
             "calibrated": self.state.calibrated,
+            "profiled": self._profile is not None,
+            "guard": self._described_guard(),
             "updates": self.state.updates,
             "decode_ms_batch_4": {
                 str(model.units): round(model.step_ns(4, 4 * 128) / 1e6, 2) for model in estimates.decode
@@ -170,12 +199,18 @@ class Estimator(Actor):
             "prefill_scale": {str(model.units): round(model.scale, 3) for model in estimates.prefill},
         }
 
+    def _described_guard(self) -> dict[str, Any]:
+        """Which guard is in force, and which one the policy wanted if that needs a profile."""
+        state = self.state
+        shown: dict[str, Any] = {"name": state.guard}
+        if state.guard != state.wanted:
+            shown["wanted"] = f"{state.wanted}, which needs a profile (muxk profile)"
+        guard = state.guards.get(state.guard)
+        return shown if guard is None else {**shown, **guard.describe()}
 
-def _quantile(values: deque[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-
-def _moved(old: float, new: float) -> bool:
-    return abs(new - old) > UPDATE_STEP * old
+def _moved(old: Estimates, new: Estimates) -> bool:
+    """Whether policies should know."""
+    pairs = [(a.guard, b.guard) for a, b in zip(old.decode, new.decode, strict=True)]
+    pairs += [(a.scale, b.scale) for a, b in zip(old.prefill, new.prefill, strict=True)]
+    return old.contention != new.contention or any(abs(b - a) > UPDATE_STEP * a for a, b in pairs)

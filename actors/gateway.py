@@ -19,6 +19,7 @@ from muxk.actors.gateway_explain import GatewayExplain
 from muxk.actors.gateway_policy import GatewayPolicy, Notice
 from muxk.actors.gateway_requests import encode_request, lost_ends, slow_reader
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
+from muxk.actors.group_messages import RequestEnded
 from muxk.actors.messages import (
     AbortRequest,
     EstimatorReady,
@@ -34,7 +35,7 @@ from muxk.actors.messages import (
     TextEmitted,
 )
 from muxk.actors.policy_compiler import Compile
-from muxk.actors.refs import GatewayInbox, Refs
+from muxk.actors.refs import Everybody, GatewayInbox, Refs
 from muxk.actors.validation import REQUEST_ID_CHARS_MAX, Invalid, ModelLimits, validate
 from muxk.kernel.actor import Actor
 from muxk.kernel.messages import (
@@ -83,8 +84,11 @@ class Gateway(Actor):
         compile_policy: Compile,
         on_ready: Callable[[], None],
         notice: Notice = _tell_nobody,
+        groups: tuple[Refs, ...] = (),
     ) -> None:
-        """`notice` tells whoever started the server of policy files that were read again."""
+        """`notice` tells whoever started the server of policy files that were read again; `groups` are those
+        of several devices."""
+        everybody = Everybody(refs.tokenizer, groups or (refs,))
         self._refs = refs
         self._options = options
         self._on_ready = on_ready
@@ -95,9 +99,11 @@ class Gateway(Actor):
         self._encoder = msgspec.msgpack.Encoder()
         self._journal = book.journal
         self.state = GatewayState(policy=options.policy)
-        self._policy = GatewayPolicy(self, refs, options.settings, self.state, book, compile_policy, notice)
-        self._admin = GatewayAdmin(self, refs, options, self.state, self._policy)
-        self._explain = GatewayExplain(self, refs, self.state, book)
+        self._policy = GatewayPolicy(
+            self, refs, everybody, options.settings, self.state, book, compile_policy, notice
+        )
+        self._admin = GatewayAdmin(self, everybody, options, self.state, self._policy)
+        self._explain = GatewayExplain(self, everybody, self.state, book)
 
     def started(self) -> None:
         self._journal.zero_ns = self.now_ns()
@@ -241,6 +247,7 @@ class Gateway(Actor):
         choice = self.state.live.pop(choice_id, None)
         if choice is None:
             return False
+        self._tell_placement(choice_id, choice.completion_tokens)
         request = choice.request
         tells = not request.ended
         if tells:
@@ -274,10 +281,16 @@ class Gateway(Actor):
 
     def _forget(self, choice_id: int) -> None:
         """Nobody works on a choice any more."""
-        request = self.state.live.pop(choice_id).request
+        choice = self.state.live.pop(choice_id)
+        self._tell_placement(choice_id, choice.completion_tokens)
+        request = choice.request
         if request.all_finished:
             self.state.end_for_client(request)
         self._stop_if_drained()
+
+    def _tell_placement(self, choice_id: int, tokens: int) -> None:
+        if self._refs.placement is not None:
+            self.send(self._refs.placement, RequestEnded(choice_id, tokens))
 
     def on_lane_stuck(self, message: LaneStuck) -> None:
         """Fail who waits for the lane, and take nobody new; pages stay with the item until it ends."""

@@ -12,13 +12,12 @@ from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_policy import GatewayPolicy
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, StateCollection
-from muxk.actors.refs import Refs
+from muxk.actors.refs import Everybody
 from muxk.kernel.fronts import Front, front_of
 from muxk.kernel.messages import ReportState, StateReported
 
 STATE_REQUESTS_MAX = 64
 """Bound on state requests that wait for the actors' answers."""
-REPORTING_ACTORS = 7
 ADMIN_ONLY = (
     "is an admin command: send it to the admin socket, which is an ipc file beside the server's own "
     "socket, or in its run directory when it listens on tcp"
@@ -33,13 +32,13 @@ class GatewayAdmin:
     def __init__(
         self,
         owner: Owner,
-        refs: Refs,
+        everybody: Everybody,
         options: GatewayOptions,
         state: GatewayState,
         policy: GatewayPolicy,
     ) -> None:
         self._owner = owner
-        self._refs = refs
+        self._everybody = everybody
         self._options = options
         self._state = state
         self._policy = policy
@@ -92,12 +91,7 @@ class GatewayAdmin:
         collection = state.next_ticket()
         state.collections[collection] = StateCollection(peer, ticket, {"server": self.server_state()})
         report = ReportState(collection)
-        refs = self._refs
-        reporting = (
-            *(refs.tokenizer, refs.admission, refs.kv_pool, refs.prefill),
-            *(refs.decode, refs.estimator, refs.arbiter),
-        )
-        for ref in reporting:
+        for ref in self._everybody.reporting:
             self._owner.send(ref, report)
 
     def state_reported(self, message: StateReported) -> None:
@@ -106,7 +100,7 @@ class GatewayAdmin:
         if collection is None:
             return
         collection.parts[message.actor] = message.state
-        if len(collection.parts) == REPORTING_ACTORS + 1:
+        if len(collection.parts) == len(self._everybody.reporting) + 1:
             del self._state.collections[message.ticket]
             self._tell_state(collection)
 

@@ -16,7 +16,7 @@ from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_state import Choice, GatewayState, Live
 from muxk.actors.messages import ExplanationMade
-from muxk.actors.refs import Refs
+from muxk.actors.refs import Everybody
 from muxk.kernel.fronts import Front, front_of
 from muxk.kernel.journal import Record
 from muxk.kernel.messages import ReportRequests, RequestsReported
@@ -33,7 +33,6 @@ REQUESTS_MAX = 1000
 """Choices that one answer tells of."""
 ANSWER_BYTES_MAX = 192 * 1024
 """Of the decisions in one answer: a client that is slow to read must not count as one that does not."""
-REPORTING_ACTORS = 5
 ABOUT_REQUESTS = ("requests", "request")
 """Questions that the actors are asked; the others are answered from the journal alone."""
 OF_ONE_REQUEST = ("classify", "admit", "retain")
@@ -59,9 +58,9 @@ class Question:
 class GatewayExplain:
     """One a gateway."""
 
-    def __init__(self, owner: Owner, refs: Refs, state: GatewayState, book: PolicyBook) -> None:
+    def __init__(self, owner: Owner, everybody: Everybody, state: GatewayState, book: PolicyBook) -> None:
         self._owner = owner
-        self._refs = refs
+        self._everybody = everybody
         self._state = state
         self._book = book
         self._questions: dict[int, Question] = {}
@@ -86,8 +85,7 @@ class GatewayExplain:
             self._offload(ticket)
             return
         report = ReportRequests(ticket, tuple(choices)[:REQUESTS_MAX])
-        refs = self._refs
-        for ref in (refs.tokenizer, refs.admission, refs.prefill, refs.decode, refs.arbiter):
+        for ref in self._everybody.holding:
             self._owner.send(ref, report)
 
     def reported(self, message: RequestsReported) -> None:
@@ -97,7 +95,7 @@ class GatewayExplain:
             return
         question.statuses += message.statuses
         question.reported += 1
-        if question.reported == REPORTING_ACTORS:
+        if question.reported == len(self._everybody.holding):
             self._all_reported(message.ticket, question)
 
     def _all_reported(self, ticket: int, question: Question) -> None:
@@ -118,7 +116,8 @@ class GatewayExplain:
     def actors_were_rebuilt(self) -> None:
         """Answers that were not given yet are lost."""
         for ticket, question in list(self._questions.items()):
-            if question.command.about in ABOUT_REQUESTS and question.reported < REPORTING_ACTORS:
+            waits = question.reported < len(self._everybody.holding)
+            if question.command.about in ABOUT_REQUESTS and waits:
                 error = "the server was restarted inside meanwhile; ask again"
                 self._answer(ticket, wire.Explained(question.command.ticket, error))
 

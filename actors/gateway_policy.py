@@ -15,7 +15,7 @@ from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_state import GatewayState, PolicyInForce, Refusal, Swap, SwapKind, cut
 from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
 from muxk.actors.policy_compiler import Compile, compiler, opener
-from muxk.actors.refs import Refs
+from muxk.actors.refs import Everybody, Refs
 from muxk.kernel.messages import PolicyChanged
 from muxk.kernel.policy import PolicyBook, PolicyText
 from muxk.kernel.shadow import ShadowTally
@@ -36,6 +36,7 @@ class GatewayPolicy:
         self,
         owner: Owner,
         refs: Refs,
+        everybody: Everybody,
         settings: Mapping[str, str],
         state: GatewayState,
         book: PolicyBook,
@@ -44,6 +45,7 @@ class GatewayPolicy:
     ) -> None:
         self._owner = owner
         self._refs = refs
+        self._everybody = everybody
         self._settings = settings
         self._state = state
         self._book = book
@@ -176,10 +178,8 @@ class GatewayPolicy:
     def announce(self) -> None:
         """Have the actors use the policy that is in force."""
         changed = PolicyChanged(self._state.policy.sha)
-        self._owner.send(self._refs.arbiter, changed)
-        self._owner.send(self._refs.admission, changed)
-        self._owner.send(self._refs.prefill, changed)
-        self._owner.send(self._refs.decode, changed)
+        for ref in self._everybody.deciding:
+            self._owner.send(ref, changed)
 
     def describe(self) -> dict[str, Any]:
         """The state of the shadow and of the recording, where there are such."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from muxk.actors.backends import Backend, StartupError
+import msgspec
+from muxk.actors.backends import Backend, Cluster, Identity, StartupError
 from muxk.kernel.devices.sim_gpu import SimGpu
+from muxk.kernel.estimates import Estimates
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.tokenizer import ByteTokenizer
 from muxk.policies.problems import did_you_mean
+from muxk.profiles.cluster import DEVICES_MAX, open_cluster
 from muxk.profiles.cost import DoesNotFit, open_gpu
 from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.operators import TP_SIZES, ModelShape, ShapeError, known_models, load_shape
+from muxk.profiles.perturbation import perturbed
+from muxk.profiles.profile_file import digest
 
 PREFIX = "sim:"
-TP_OPTIONS: Mapping[str, int] = {f"tp={size}": size for size in TP_SIZES}
+DTYPE = "bfloat16"
+"""Of weights and KV in all cost models."""
 
 
 @dataclass(frozen=True)
@@ -25,50 +31,103 @@ class GpuBackend:
     device: SimGpu
     shape: ModelShape
     tp: int
+    cluster: Cluster | None = None
+    """All devices, if there are several; `device` is the first."""
+    identity: Identity = Identity()
+    profile: Estimates | None = None
+    """See `Backend`."""
 
     @property
     def kv_tokens(self) -> int:
-        """What the KV pool holds; page 0 is nobody's."""
+        """What the KV pool of one device holds; page 0 is nobody's."""
         return (self.device.pages - 1) * PAGE_SIZE
 
     @property
     def backend(self) -> Backend:
         """What serving needs. Contexts are limited by the KV pool alone, as with scaled positions: a step
         costs the same with and without them."""
-        return Backend(self.device, ByteTokenizer(), self.shape.name, self.kv_tokens)
+        return Backend(
+            self.device,
+            ByteTokenizer(),
+            self.shape.name,
+            self.kv_tokens,
+            self.cluster,
+            self.identity,
+            self.profile,
+        )
 
 
-def parse_gpu(device: str) -> tuple[str, int]:
-    """`sim:h200,tp=2` as (name, tp). Raises StartupError."""
+class GpuChoice(NamedTuple):
+    """What `--device` says of simulated GPUs."""
+
+    name: str
+    tp: int
+    devices: int
+    off: float = 0.0
+    """Share by which its constants are off, see `muxk.profiles.perturbation`."""
+    off_seed: int = 0
+
+
+def parse_gpu(device: str) -> GpuChoice:
+    """`sim:h200,tp=2,devices=4`. Raises StartupError."""
     name, *options = (part.strip() for part in device.removeprefix(PREFIX).lower().split(","))
     if not device.startswith(PREFIX) or name not in known_gpus():
         names = [PREFIX + known for known in known_gpus()]
         hint = did_you_mean(device.partition(",")[0], names)
         raise StartupError(
             f"unknown simulated GPU {device!r}{': ' + hint if hint else ''}; there are {', '.join(names)}, "
-            "each with ,tp=2, 4 or 8"
+            "each with ,tp=2, 4 or 8 and ,devices=N"
         )
-    if len(options) > 1 or not all(option in TP_OPTIONS for option in options):
-        raise StartupError(f"device {device!r}: after the card comes {', '.join(TP_OPTIONS)} or nothing")
-    return name, TP_OPTIONS[options[0]] if options else 1
+    given = dict(option.partition("=")[::2] for option in options)
+    off, off_seed = _off(device, given.pop("off", "0%"))
+    sizes = [given.pop("tp", "1"), given.pop("devices", "1")]
+    tp, devices = (int(size) if size.isdecimal() and len(size) < 4 else 0 for size in sizes)
+    if given or len(options) > 3 or tp not in TP_SIZES or not 1 <= devices <= DEVICES_MAX:
+        raise StartupError(
+            f"device {device!r}: after the card comes tp={', '.join(map(str, TP_SIZES))} (GPUs that work as "
+            f"one device), devices=1 to {DEVICES_MAX}, off=15% (constants wrong by that much), or nothing"
+        )
+    return GpuChoice(name, tp, devices, off, off_seed)
+
+
+def _off(device: str, text: str) -> tuple[float, int]:
+    """`15%` or `15%:7` as a share and a seed. Raises StartupError."""
+    percent, _, seed = text.partition(":")
+    number = percent.removesuffix("%")
+    if not (percent.endswith("%") and number.isdecimal() and len(number) < 3 and (seed or "0").isdecimal()):
+        raise StartupError(
+            f"device {device!r}: after off= comes a percentage below 100, and if you like a seed: off=15%:7"
+        )
+    return int(number) / 100, int(seed or "0")
 
 
 def open_gpu_backend(device: str, model: str, kv_tokens: int | None = None, seed: int = 0) -> GpuBackend:
     """Raises StartupError: with the bytes, for a model that does not fit.
 
     Args:
-        kv_tokens: of the KV pool, if less than what fits beside the weights.
+        kv_tokens: of the KV pool of each device, if less than what fits beside the weights.
         seed: of the noise of its times.
     """
-    name, tp = parse_gpu(device)
+    choice = parse_gpu(device)
     if kv_tokens is not None and kv_tokens < PAGE_SIZE:
         raise StartupError(f"--kv-tokens {kv_tokens} is less than one page of {PAGE_SIZE} tokens")
     pages = None if kv_tokens is None else kv_tokens // PAGE_SIZE + 1
     try:
-        shape = load_shape(model)
-        return GpuBackend(open_gpu(load_gpu(name), shape, tp, pages, seed), shape, tp)
+        return _open(choice, load_shape(model), pages, seed)
     except ShapeError as error:
         hint = did_you_mean(model, known_models()) if str(error).startswith("no model") else ""
         raise StartupError(f"{error}; {hint}" if hint else str(error)) from error
     except (GpuError, DoesNotFit, OSError) as error:
         raise StartupError(str(error)) from error
+
+
+def _open(choice: GpuChoice, shape: ModelShape, pages: int | None, seed: int) -> GpuBackend:
+    profile = load_gpu(choice.name)
+    if choice.off:
+        profile = perturbed(profile, choice.off, choice.off_seed)
+    identity = Identity(msgspec.to_builtins(shape), DTYPE, digest((profile, choice.tp)))
+    if choice.devices == 1:
+        return GpuBackend(open_gpu(profile, shape, choice.tp, pages, seed), shape, choice.tp, None, identity)
+    found = open_cluster(profile, shape, choice.tp, choice.devices, pages, seed)
+    cluster = Cluster(found.devices, found.pages, found.link, found.devices)
+    return GpuBackend(found.devices[0], shape, choice.tp, cluster, identity)

@@ -6,9 +6,19 @@ pages back once no item in flight touches them. Invariant: used + cached + free 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from muxk.actors.group_messages import (
+    DeviceReleased,
+    DevicesTaken,
+    ReceiveRequest,
+    ReleaseDevice,
+    RequestReceived,
+    RoomFreed,
+    TakeDevices,
+)
 from muxk.actors.messages import (
     AbortRequest,
     GrowPages,
@@ -38,21 +48,28 @@ class KvPoolState:
     """Tokens of requests between their reservation and `PagesFilled`."""
     denied: bool = False
     """Somebody waits for `PagesFreed`."""
+    denied_room: bool = False
+    """migration waits for `RoomFreed`."""
+    releasing: list[int] = field(default_factory=list)
+    """Devices that were given back and have pages in use."""
     changed_since_check: bool = True
     late_releases: int = 0
     reused_tokens: int = 0
     prompt_tokens: int = 0
-    told_free: int = 0
+    told: KvView | None = None
+    """The last news of `KvChanged`."""
 
 
 class KvPool(Actor):
-    """One a device."""
+    """One a device, or one a group of several."""
 
     Accepts = KvPoolInbox
 
-    def __init__(self, refs: Refs, pages: int) -> None:
+    def __init__(self, refs: Refs, devices: Mapping[int, range]) -> None:
+        """`devices` are the pages of each device of the server; it begins with those of its own group's."""
         self._refs = refs
-        self.state = KvPoolState(pool=PagePool(pages), prompts={})
+        self._devices = devices
+        self.state = KvPoolState(pool=PagePool(devices[refs.group]), prompts={})
 
     def started(self) -> None:
         self._tell_free()
@@ -121,32 +138,83 @@ class KvPool(Actor):
             state.late_releases += 1
             return
         if message.recompute is not None:
-            self.send(self._refs.admission, RecomputeRequest(message.recompute))
+            self.send(self._refs.intake, RecomputeRequest(message.recompute))
+        self._pages_came_back()
+
+    def _pages_came_back(self) -> None:
+        """Migrations first: what they bring is computed already, and holds pages elsewhere."""
+        state = self.state
+        if state.denied_room:
+            state.denied_room = False
+            self._tell_migration(RoomFreed(self._refs.group))
         if state.denied:
             state.denied = False
             self.send(self._refs.admission, PagesFreed())
+        self._tell_released()
         self._tell_free()
 
     def on_abort_request(self, message: AbortRequest) -> None:
         """It owns no request by itself: the abort goes where the request went."""
         if message.returning:
             onward = AbortRequest(message.request_id, message.lap, returning=False)
-            self.send(self._refs.admission, onward)
+            self.send(self._refs.intake, onward)
         else:
             self.send(self._refs.prefill, message)
 
+    # --- several devices ---
+
+    def on_receive_request(self, message: ReceiveRequest) -> None:
+        """Pages for a request that was computed elsewhere; what is in the prefix index need not be copied."""
+        request = message.request
+        given = self._reserve(request, Filling())
+        if given is None:
+            self.state.denied_room = True
+        pages, reused = (None, 0) if given is None else (given.pages, given.reused_tokens)
+        received = RequestReceived(request.request_id, self._refs.group, pages, reused)
+        self._tell_migration(received)
+        self._tell_free()
+
+    def on_release_device(self, message: ReleaseDevice) -> None:
+        self.state.releasing.append(message.device)
+        self.state.pool.give_back(self._devices[message.device])
+        self._tell_released()
+        self._tell_free()
+
+    def _tell_released(self) -> None:
+        if not self.state.releasing:
+            return
+        gone = self.state.pool.left()
+        for device in [device for device in self.state.releasing if self._devices[device] in gone]:
+            self.state.releasing.remove(device)
+            assert self._refs.placement is not None
+            self.send(self._refs.placement, DeviceReleased(self._refs.group, device))
+
+    def on_take_devices(self, message: TakeDevices) -> None:
+        for device in message.devices:
+            self.state.pool.add(self._devices[device])
+        assert self._refs.placement is not None
+        self.send(self._refs.placement, DevicesTaken(self._refs.group))
+        self._pages_came_back()
+
+    def _tell_migration(self, message: RequestReceived | RoomFreed) -> None:
+        assert self._refs.migration is not None
+        self.send(self._refs.migration, message)
+
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "kv_pool", self.describe()))
+        self.send(self._refs.gateway, StateReported(message.ticket, self._refs.kv_pool.name, self.describe()))
 
     def _tell_free(self) -> None:
         pool = self.state.pool
         self.state.changed_since_check = True
-        if pool.available == self.state.told_free:
+        view = KvView(pool.total, pool.available)
+        if view == self.state.told:
             return
-        self.state.told_free = pool.available
-        changed = KvChanged(KvView(pool.total, pool.available))
+        self.state.told = view
+        changed = KvChanged(view, self._refs.group)
         self.send(self._refs.arbiter, changed)
         self.send(self._refs.admission, changed)
+        if self._refs.placement is not None:
+            self.send(self._refs.placement, changed)
 
     def idle(self) -> None:
         if self.state.changed_since_check:

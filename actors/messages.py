@@ -77,6 +77,8 @@ class Request(msgspec.Struct, frozen=True):
     """What the policy made of it; None until admission asks."""
     classified_by: str = ""
     """The sha of that policy."""
+    decode_group: int | None = None
+    """The group that decodes it, where there are several; None: the one that computes its prompt."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -329,6 +331,8 @@ class AbortRequest(Message, frozen=True):
     """How often it came to decode before."""
     returning: bool
     """On its way from decode through kv_pool to admission."""
+    group: int = 0
+    """Of the decode that sent it back."""
 
 
 class RequestAborted(Message, frozen=True):
@@ -338,7 +342,10 @@ class RequestAborted(Message, frozen=True):
 
 
 class EstimatorReady(Message, frozen=True):
-    """estimator -> gateway: the first tables are out; requests are served from now on."""
+    """estimator -> gateway: the first tables are out; requests are served from now on.
+
+    With several devices they go through placement, which waits for all.
+    """
 
 
 class PolicyCompiled(Message, frozen=True):

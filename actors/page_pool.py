@@ -1,9 +1,10 @@
 """KV pages: free list, reference counts, and a prefix index of hash-chained pages with LRU eviction.
 
-Every page but page 0 is in exactly one of three states: *used* (one or more requests hold it), *cached*
-(nobody holds it, the prefix index can still give it out), *free*. `check` asserts it. The index key of a page
-is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that a
-collision can not hand out foreign KV.
+Every page is in exactly one of three states: *used* (one or more requests hold it), *cached* (nobody holds
+it, the prefix index can still give it out), *free*. `check` asserts it. Page 0 is scratch and no pool's. A
+pool may get pages of more devices, and give them back: those in use leave as they come free. The index key
+of a page is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that
+a collision can not hand out foreign KV.
 """
 
 from __future__ import annotations
@@ -41,19 +42,50 @@ class Filling:
 
 
 class PagePool:
-    """Pages 1 to total - 1; page 0 is scratch and never given out. All token columns are int32 bytes."""
+    """A range of pages, or several. All token columns are int32 bytes."""
 
-    def __init__(self, total: int) -> None:
-        if total < 2:
-            raise ValueError(f"a KV pool needs at least 2 pages, got {total}")
-        self.total = total - 1
-        self._free: deque[int] = deque(range(1, total))
-        self._references = [0] * total
+    def __init__(self, pages: range) -> None:
+        if not pages or pages[0] < 1:
+            raise ValueError(f"a KV pool needs a page, and can not give out page 0: got {pages}")
+        self.total = 0
+        """Pages that it may give out, in whatever state."""
+        self._ranges: list[range] = []
+        self._leaving: list[range] = []
+        """Given back, with pages in use."""
+        self._free: deque[int] = deque()
+        self._references = [0] * pages.stop
         self._entries: dict[int, _Entry] = {}
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._held: dict[int, list[int]] = {}
         self._found: dict[int, int] = {}
+        self.add(pages)
+
+    def add(self, pages: range) -> None:
+        """Pages of another device, none of which is in the pool or leaving it."""
+        assert not any(_meet(pages, other) for other in (*self._ranges, *self._leaving)), pages
+        self._references += [0] * (pages.stop - len(self._references))
+        self._ranges.append(pages)
+        self._free.extend(pages)
+        self.total += len(pages)
+
+    def give_back(self, pages: range) -> None:
+        """Give out no page of this range any more, one of those that were added."""
+        self._ranges.remove(pages)
+        self.total -= len(pages)
+        self._free = deque(page for page in self._free if page not in pages)
+        for page in [page for page in self._cached if page in pages]:
+            del self._cached[page]
+            self._unindex(page)
+        for page in [page for page in self._entries if page in pages]:
+            self._unindex(page)
+        self._leaving.append(pages)
+
+    def left(self) -> list[range]:
+        """Ranges that were given back and of which no page is in use any more; each is told once."""
+        gone = [pages for pages in self._leaving if not any(self._references[page] for page in pages)]
+        self._leaving = [pages for pages in self._leaving if pages not in gone]
+        return gone
 
     @property
     def free(self) -> int:
@@ -65,6 +97,7 @@ class PagePool:
 
     @property
     def used(self) -> int:
+        """Of `total`: pages that are leaving are not counted."""
         return self.total - self.free - self.cached
 
     @property
@@ -133,7 +166,7 @@ class PagePool:
         parent = ROOT_KEY
         for page, chunk in zip(self._held.get(request_id, ()), _full_pages(tokens), strict=False):
             key = _key(parent, chunk)
-            if key not in self._index and page not in self._entries:
+            if key not in self._index and page not in self._entries and not self._is_leaving(page):
                 self._index[key] = page
                 self._entries[page] = _Entry(key, parent, chunk)
             parent = key
@@ -146,7 +179,10 @@ class PagePool:
         pages = self._held.get(request_id, [])
         for page in pages[self._found.get(request_id, 0) :]:
             if self._references[page] == 1 and page in self._entries:
-                del self._index[self._entries.pop(page).key]
+                self._unindex(page)
+
+    def _unindex(self, page: int) -> None:
+        del self._index[self._entries.pop(page).key]
 
     def release(self, request_id: int) -> bool:
         """Take back what a request holds; False if it holds nothing (released before, or never known)."""
@@ -159,9 +195,12 @@ class PagePool:
             self._drop(page)
         return True
 
+    def _is_leaving(self, page: int) -> bool:
+        return any(page in pages for pages in self._leaving)
+
     def check(self) -> None:
         """Assert that no page is lost, shared by mistake or indexed wrongly."""
-        counted = [0] * (self.total + 1)
+        counted = [0] * len(self._references)
         for pages in self._held.values():
             for page in pages:
                 counted[page] += 1
@@ -170,7 +209,7 @@ class PagePool:
         assert not set(self._free) & set(self._cached), "a page is free and cached"
         for page in (*self._free, *self._cached):
             assert counted[page] == 0, f"page {page} is held and free or cached"
-        in_use = sum(count > 0 for count in counted)
+        in_use = sum(count > 0 and not self._is_leaving(page) for page, count in enumerate(counted))
         assert in_use + self.free + self.cached == self.total, "pages were lost"
         for key, page in self._index.items():
             assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
@@ -221,8 +260,12 @@ class PagePool:
             return
         if page in self._entries:
             self._cached[page] = None
-        else:
+        elif not self._is_leaving(page):
             self._free.append(page)
+
+
+def _meet(first: range, second: range) -> bool:
+    return first.start < second.stop and second.start < first.stop
 
 
 def _full_pages(tokens: bytes) -> list[bytes]:

@@ -203,7 +203,7 @@ class Prefill(Actor):
         self.send(self._refs.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "prefill", self.describe()))
+        self.send(self._refs.gateway, StateReported(message.ticket, self._refs.prefill.name, self.describe()))
 
     def describe(self) -> dict[str, Any]:
         batches = self.state.batches.values()

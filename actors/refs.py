@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from muxk.actors import group_messages as g
 from muxk.actors import messages as m
 from muxk.kernel import messages as k
 from muxk.kernel.actor import Ref
 from muxk.kernel.device import ItemDone, ItemFailed
+from muxk.kernel.link import MigrationDone, MigrationFailed
 
 GatewayInbox = (
     k.FrameReceived
@@ -56,7 +58,17 @@ AdmissionInbox = (
     | k.ReportState
     | k.ReportRequests
 )
-KvPoolInbox = m.ReservePages | m.PagesFilled | m.GrowPages | m.ReleasePages | m.AbortRequest | k.ReportState
+KvPoolInbox = (
+    m.ReservePages
+    | m.PagesFilled
+    | m.GrowPages
+    | m.ReleasePages
+    | m.AbortRequest
+    | g.ReceiveRequest
+    | g.ReleaseDevice
+    | g.TakeDevices
+    | k.ReportState
+)
 PrefillInbox = (
     m.StartPrefill
     | k.PrefillDone
@@ -75,11 +87,13 @@ DecodeInbox = (
     | m.PagesGrown
     | m.StopRequest
     | m.AbortRequest
+    | g.ResumeDecode
+    | g.MoveDecode
     | k.PolicyChanged
     | k.ReportState
     | k.ReportRequests
 )
-EstimatorInbox = k.ProbeDone | k.ItemMeasured | k.ReportState
+EstimatorInbox = k.ProbeDone | k.ItemMeasured | k.PolicyChanged | k.ReportState
 ArbiterInbox = (
     k.RunProbe
     | k.EstimatesChanged
@@ -96,6 +110,36 @@ ArbiterInbox = (
     | ItemFailed
     | k.DecodeFloorReached
     | k.LookForStuckItems
+    | k.ResizeGroup
+    | k.ReportState
+    | k.ReportRequests
+)
+PlacementInbox = (
+    m.AdmitRequest
+    | m.RecomputeRequest
+    | m.AbortRequest
+    | m.StopRequest
+    | m.EstimatorReady
+    | g.RequestsJoined
+    | g.RequestMigrated
+    | g.RequestEnded
+    | g.DeviceReleased
+    | g.DevicesTaken
+    | k.GroupResized
+    | k.KvChanged
+    | k.EstimatesChanged
+    | k.PolicyChanged
+    | k.ReportState
+    | k.ReportRequests
+)
+MigrationInbox = (
+    g.MigrateRequest
+    | g.RequestReceived
+    | g.RoomFreed
+    | MigrationDone
+    | MigrationFailed
+    | m.AbortRequest
+    | g.RequestEnded
     | k.ReportState
     | k.ReportRequests
 )
@@ -103,7 +147,10 @@ ArbiterInbox = (
 
 @dataclass(frozen=True)
 class Refs:
-    """One address an actor, and the ingress that frames to clients go through."""
+    """One address an actor, and the ingress that frames to clients go through.
+
+    With several devices each group has a `Refs` of its own, see `group_refs`.
+    """
 
     ingress: Ref[k.SendFrame] = field(default_factory=lambda: Ref("ingress"))
     gateway: Ref[GatewayInbox] = field(default_factory=lambda: Ref("gateway"))
@@ -114,3 +161,71 @@ class Refs:
     decode: Ref[DecodeInbox] = field(default_factory=lambda: Ref("decode"))
     estimator: Ref[EstimatorInbox] = field(default_factory=lambda: Ref("estimator"))
     arbiter: Ref[ArbiterInbox] = field(default_factory=lambda: Ref("arbiter"))
+    group: int = 0
+    intake: Ref[m.AdmitRequest | m.RecomputeRequest | m.AbortRequest] = field(
+        default_factory=lambda: Ref("admission")
+    )
+    """Where requests go that no group has: to the only one's admission, or to placement."""
+    stops: Ref[m.StopRequest] = field(default_factory=lambda: Ref("decode"))
+    """Who finds the decode of a request."""
+    chased: Ref[m.AbortRequest] = field(default_factory=lambda: Ref("kv_pool"))
+    """Where a request went that decode does not have."""
+    readiness: Ref[m.EstimatorReady] = field(default_factory=lambda: Ref("gateway"))
+    placement: Ref[PlacementInbox] | None = None
+    """None with one device."""
+    migration: Ref[MigrationInbox] | None = None
+
+
+def group_refs(group: int) -> Refs:
+    """The addresses that the actors of one group of several use."""
+    return Refs(
+        admission=Ref(f"admission@{group}"),
+        kv_pool=Ref(f"kv_pool@{group}"),
+        prefill=Ref(f"prefill@{group}"),
+        decode=Ref(f"decode@{group}"),
+        estimator=Ref(f"estimator@{group}"),
+        arbiter=Ref(f"arbiter@{group}"),
+        group=group,
+        intake=Ref("placement"),
+        stops=Ref("placement"),
+        chased=Ref("migration"),
+        readiness=Ref("placement"),
+        placement=Ref("placement"),
+        migration=Ref("migration"),
+    )
+
+
+@dataclass(frozen=True)
+class Everybody:
+    """Whom the gateway asks and tells: the actors of all groups."""
+
+    tokenizer: Ref[TokenizerInbox]
+    groups: tuple[Refs, ...]
+
+    @property
+    def reporting(self) -> tuple[Ref[k.ReportState], ...]:
+        """Who describes itself."""
+        refs: list[Ref[k.ReportState]] = [self.tokenizer]
+        for group in self.groups:
+            refs += [group.admission, group.kv_pool, group.prefill, group.decode]
+            refs += [group.estimator, group.arbiter]
+        first = self.groups[0]
+        return (*refs, *(ref for ref in (first.placement, first.migration) if ref is not None))
+
+    @property
+    def holding(self) -> tuple[Ref[k.ReportRequests], ...]:
+        """Who may have requests."""
+        refs: list[Ref[k.ReportRequests]] = [self.tokenizer]
+        for group in self.groups:
+            refs += [group.admission, group.prefill, group.decode, group.arbiter]
+        first = self.groups[0]
+        return (*refs, *(ref for ref in (first.placement, first.migration) if ref is not None))
+
+    @property
+    def deciding(self) -> tuple[Ref[k.PolicyChanged], ...]:
+        """Who asks the policy."""
+        placement = self.groups[0].placement
+        refs: list[Ref[k.PolicyChanged]] = [] if placement is None else [placement]
+        for group in self.groups:
+            refs += [group.arbiter, group.admission, group.prefill, group.decode, group.estimator]
+        return tuple(refs)

@@ -6,7 +6,6 @@ runtime's; the same specs run in real and in virtual time.
 
 from __future__ import annotations
 
-import itertools
 import resource
 import signal
 from collections.abc import Callable, Mapping
@@ -18,20 +17,15 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
-from muxk.actors.admission import Admission
 from muxk.actors.backends import Backend, StartupError, open_backend
-from muxk.actors.decode import Decode
 from muxk.actors.endpoints import check_endpoint, load_server_keys
-from muxk.actors.estimator import Estimator
+from muxk.actors.engine import Engine
 from muxk.actors.gateway import Gateway
 from muxk.actors.gateway_policy import Notice
 from muxk.actors.gateway_state import GatewayOptions, PolicyInForce
-from muxk.actors.kv_pool import KvPool
 from muxk.actors.policy_compiler import Compile, versions
 from muxk.actors.policy_files import OpenedPolicy, open_with_text
 from muxk.actors.policy_watch import PolicyFile, watch
-from muxk.actors.prefill import Prefill
-from muxk.actors.refs import Refs
 from muxk.actors.rundir import (
     EndpointClaims,
     RunDirectoryError,
@@ -41,7 +35,7 @@ from muxk.actors.rundir import (
 )
 from muxk.actors.tokenizer import TokenizerActor
 from muxk.kernel.actor import ActorSpec
-from muxk.kernel.arbiter import Arbiter
+from muxk.kernel.device import DevicePort
 from muxk.kernel.ingress import CanNotListen, Ingress
 from muxk.kernel.policy import Policy, PolicyBook, PolicyText
 from muxk.kernel.realtime import RealtimeRuntime
@@ -51,7 +45,6 @@ from muxk.kernel.shadow import ShadowTally
 from muxk.kernel.trace import Trace
 from muxk.policies.engine import compile_policy
 from muxk.policies.problems import PolicyError
-from muxk.profiles.calibration import plan_probes
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
 
@@ -106,7 +99,7 @@ def build_specs(
     text: PolicyText | None = None,
     notice: Notice = lambda text: None,
 ) -> list[ActorSpec]:
-    """The actors of one server over one device, in the order in which they start.
+    """The actors of one server, in the order in which they start.
 
     Args:
         compile_swapped: compiles the policies that replace the first one.
@@ -114,7 +107,6 @@ def build_specs(
         text: what the policy was compiled from; its settings hold for files that are read again.
         notice: is told of policy files that were read again.
     """
-    refs = Refs()
     book = book or PolicyBook()
     sha = book.add(policy, text)
     device = backend.device
@@ -127,37 +119,26 @@ def build_specs(
         max_context_tokens=backend.max_context_tokens,
         seed=seed,
     )
-    probes = []
-    if calibrate:
-        probes = plan_probes(device.units, device.splits(), device.layers, backend.max_context_tokens)
-    end_ids = backend.tokenizer.end_ids
-    generations = itertools.count()
-
-    def new_arbiter() -> Arbiter:
-        generation = next(generations)
-        if generation:
-            device.reset()
-        return Arbiter(device, book, sha, refs, first_item=1 + (generation << 32))
-
+    engine = Engine(backend, book, sha, calibrate, max_queue)
+    groups = engine.groups
+    first = groups[0]
+    gateway = partial(Gateway, first, options, book, compile_swapped, on_ready, notice, groups)
     return [
-        ActorSpec(
-            "gateway",
-            partial(Gateway, refs, options, book, compile_swapped, on_ready, notice),
-            Gateway,
-            permanent=True,
-        ),
-        ActorSpec("tokenizer", partial(TokenizerActor, refs, backend.tokenizer), TokenizerActor),
-        ActorSpec(
-            "admission",
-            partial(Admission, refs, book, sha, backend.max_context_tokens, device.layers, max_queue),
-            Admission,
-        ),
-        ActorSpec("kv_pool", partial(KvPool, refs, device.pages), KvPool),
-        ActorSpec("prefill", partial(Prefill, refs, book, sha, end_ids), Prefill),
-        ActorSpec("decode", partial(Decode, refs, book, sha, end_ids), Decode),
-        ActorSpec("arbiter", new_arbiter, Arbiter),
-        ActorSpec("estimator", partial(Estimator, refs, probes, device.layers), Estimator),
+        ActorSpec("gateway", gateway, Gateway, permanent=True),
+        ActorSpec("tokenizer", partial(TokenizerActor, first, backend.tokenizer), TokenizerActor),
+        *engine.specs(),
     ]
+
+
+def start_devices(backend: Backend, port_of: Callable[[str], DevicePort]) -> None:
+    """Make lanes and threads; completions go to the arbiter of each device, and to migration."""
+    cluster = backend.cluster
+    if cluster is None:
+        backend.device.start(port_of("arbiter"))
+        return
+    for group, device in enumerate(cluster.devices):
+        device.start(port_of(f"arbiter@{group}"))
+    cluster.link.start(port_of("migration"))
 
 
 def serve(
@@ -190,7 +171,7 @@ def serve(
         if recorder is not None:
             stack.callback(recorder.close)
         backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
-        stack.callback(backend.device.close)
+        stack.callback(backend.close)
         serving = Serving(options, opened, book, recorder, progress, ready, notice)
         return anyio.run(serving.run, backend, ingress, directory)
 
@@ -276,7 +257,7 @@ class Serving:
             notice=self.notice,
         )
         runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=directory)
-        backend.device.start(runtime.port("arbiter"))
+        start_devices(backend, runtime.port)
         self.progress("measuring decode steps and prefill layers", 0.0)
         stop = anyio.Event()
         async with anyio.create_task_group() as tasks:

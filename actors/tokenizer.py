@@ -144,7 +144,7 @@ class TokenizerActor(Actor):
                 request_class=message.request_class,
                 deadline_given_ns=message.deadline_given_ns,
             )
-            self.send(self._refs.admission, AdmitRequest(request, message.max_tokens_given))
+            self.send(self._refs.intake, AdmitRequest(request, message.max_tokens_given))
 
     def _text_output(self, message: EncodeRequest, params: SamplingParams, prompt: bytes) -> TextOutput:
         """Choice 0 tells the prompt to a client that asked for it."""
@@ -173,7 +173,7 @@ class TokenizerActor(Actor):
         if text_row.finish_reason is not None:
             del self.state.live[row.request_id]
             if row.finish_reason is None:
-                self.send(self._refs.decode, StopRequest(row.request_id))
+                self.send(self._refs.stops, StopRequest(row.request_id))
         return text_row
 
     def on_request_refused(self, message: RequestRefused) -> None:
@@ -190,7 +190,7 @@ class TokenizerActor(Actor):
         request_id = state.unencoded.pop(message.request_id, None)
         if request_id is None:
             state.live.pop(message.request_id, None)
-            self.send(self._refs.admission, message)
+            self.send(self._refs.intake, message)
             return
         request = state.waiting.get(request_id)
         if request is not None and not any(choice in state.unencoded for choice in _choice_ids(request)):

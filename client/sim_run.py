@@ -7,7 +7,7 @@ same result; only `Run.wall` differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gpu_backend import GpuBackend
 from muxk.actors.policy_files import OpenedPolicy
-from muxk.actors.system import build_specs, installed_version
+from muxk.actors.system import build_specs, installed_version, start_devices
 from muxk.client.class_measures import ClassMeasures
 from muxk.client.closed_loop import ClosedLoop
 from muxk.client.errors import ClientError
@@ -177,9 +177,9 @@ class _Simulator:
         self._runtime = self._compose()
 
     def _compose(self) -> VirtualRuntime:
-        plan, device = self._plan, self._plan.gpu.device
+        plan, backend = self._plan, self._plan.gpu.backend
         specs = build_specs(
-            plan.gpu.backend,
+            backend,
             self._policy,
             seed=plan.seed,
             on_ready=self._device_is_measured,
@@ -195,7 +195,7 @@ class _Simulator:
             report=self._crashed,
             idle_every_ns=CHECK_EVERY_NS,
         )
-        device.start(runtime.port("arbiter"))
+        start_devices(backend, runtime.port)
         return runtime
 
     def run(self) -> Run:
@@ -338,8 +338,11 @@ class _Simulator:
 
     # --- the end ---
 
-    def _describe(self, actor: str) -> dict[str, Any]:
-        return self._runtime.actor(actor).describe()
+    def _describe(self, actor: str) -> list[dict[str, Any]]:
+        """Of each group of devices."""
+        cluster = self._plan.gpu.cluster
+        names = [actor] if cluster is None else [f"{actor}@{group}" for group in range(len(cluster.devices))]
+        return [self._runtime.actor(name).describe() for name in names]
 
     def _close(self) -> None:
         if self._runtime.stop_reason is None and self._ready:
@@ -349,14 +352,23 @@ class _Simulator:
             self._recorder.close()
 
     def _take_counts(self) -> None:
-        run, arbiter, policy = self._run, self._describe("arbiter"), self._policy
-        counts, before = arbiter["counts"], self._before["counts"]
-        run.counts = {name: counts.get(name, 0) - before.get(name, 0) for name in COUNTED}
-        earlier = self._before["split_residency_ms"]
-        residency = arbiter["split_residency_ms"]
-        run.residency_ms = {split: ms - earlier.get(split, 0) for split, ms in residency.items()}
-        run.recomputes = self._describe("decode")["recomputes"]
+        run, policy = self._run, self._policy
+        for before, after in zip(self._before, self._describe("arbiter"), strict=True):
+            _add_change(
+                run.counts, before["counts"], {name: after["counts"].get(name, 0) for name in COUNTED}
+            )
+            _add_change(run.residency_ms, before["split_residency_ms"], after["split_residency_ms"])
+        run.recomputes = sum(decode["recomputes"] for decode in self._describe("decode"))
+        if self._plan.gpu.cluster is not None:
+            migration = self._runtime.actor("migration").describe()
+            run.counts["migrations"], run.counts["migrated pages"] = migration["requests"], migration["pages"]
         run.duration_ns = self._now_ns()
         run.answers = policy.answers
         run.wall.scheduler_seconds = policy.elapsed_ns / S
         run.wall.scheduler_slowest_seconds = policy.slowest_ns / S
+
+
+def _add_change(total: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Add to `total` what each figure of one device has grown by."""
+    for name, figure in after.items():
+        total[name] = total.get(name, 0) + figure - before.get(name, 0)

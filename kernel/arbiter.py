@@ -18,7 +18,7 @@ from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_report import ArbiterReport
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
-from muxk.kernel.device import Device, ItemDone, ItemFailed
+from muxk.kernel.device import Device, ElasticDevice, ItemDone, ItemFailed
 from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.idle import IdleReport, idle_summary
 from muxk.kernel.idle_causes import idle_causes
@@ -33,6 +33,7 @@ from muxk.kernel.messages import (
     DecodeIdle,
     DecodeStepDone,
     EstimatesChanged,
+    GroupResized,
     KvChanged,
     LaneMoved,
     LaneStuck,
@@ -46,6 +47,7 @@ from muxk.kernel.messages import (
     ReportRequests,
     ReportState,
     RequestsReported,
+    ResizeGroup,
     RunProbe,
     StateReported,
     SubmitDecode,
@@ -78,6 +80,7 @@ class Arbiter(Actor):
         | ItemFailed
         | DecodeFloorReached
         | LookForStuckItems
+        | ResizeGroup
         | ReportState
         | ReportRequests
     )
@@ -90,8 +93,13 @@ class Arbiter(Actor):
         refs: ArbiterRefs,
         first_item: int = 1,
         watchdog: Watchdog = DEFAULT_WATCHDOG,
+        elastic: ElasticDevice | None = None,
     ) -> None:
-        """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one."""
+        """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one.
+
+        `elastic` is the device again, where placement may give it others to work with.
+        """
+        self._elastic = elastic
         self._device = device
         self._refs = refs
         self._watchdog = watchdog
@@ -226,7 +234,7 @@ class Arbiter(Actor):
         if flight is None:
             return
         measured = self._lanes.measured(flight, message)
-        if measured is not None and not flight.stuck:
+        if measured is not None and not flight.stuck and flight.width == 1:
             self.send(self._refs.estimator, measured)
         if flight.job is not None:
             self._prefill_item_ended(flight, flight.job, message)
@@ -237,8 +245,28 @@ class Arbiter(Actor):
             elapsed_ns = max(1, message.ended_ns - message.started_ns)
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
 
+    def on_resize_group(self, message: ResizeGroup) -> None:
+        """Devices leave only when no item runs on them any more."""
+        assert self._elastic is not None, "only elastic devices are given others"
+        self._elastic.resize(max(1, message.width))
+        self._lanes.width = max(1, message.width)
+        self.state.resizing += 1
+        self._tell_resized()
+
+    def _tell_resized(self) -> None:
+        """Once nothing of another width is in flight."""
+        if not self.state.resizing or any(
+            flight.width != self._lanes.width for flight in self._lanes.flights.values()
+        ):
+            return
+        assert self._refs.placement is not None
+        for _ in range(self.state.resizing):
+            self.send(self._refs.placement, GroupResized(self._refs.group))
+        self.state.resizing = 0
+
     def _ended(self, message: ItemDone | ItemFailed) -> Flight | None:
         flight = self._lanes.ended(message, self.now_ns())
+        self._tell_resized()
         if flight is None:
             self.state.counts["completions of an older generation"] += 1
         elif flight.stuck:
@@ -267,7 +295,7 @@ class Arbiter(Actor):
         self._turn()
 
     def on_report_state(self, message: ReportState) -> None:
-        self.send(self._refs.gateway, StateReported(message.ticket, "arbiter", self.describe()))
+        self.send(self._refs.gateway, StateReported(message.ticket, self._refs.arbiter.name, self.describe()))
 
     def on_report_requests(self, message: ReportRequests) -> None:
         report = ArbiterReport(self.state, self._lanes, self._splits, self.now_ns(), message.request_ids)

@@ -17,6 +17,7 @@ from muxk.kernel.messages import (
     DecodeFloorReached,
     DecodeStepDone,
     FormBatch,
+    GroupResized,
     ItemMeasured,
     LaneMoved,
     LaneStuck,
@@ -53,6 +54,12 @@ class ArbiterRefs(Protocol):
     def estimator(self) -> Ref[ItemMeasured | ProbeDone]: ...
 
     @property
+    def placement(self) -> Ref[GroupResized] | None: ...
+
+    @property
+    def group(self) -> int: ...
+
+    @property
     def gateway(self) -> Ref[StateReported | RequestsReported | LaneStuck | LaneMoved]: ...
 
 
@@ -80,6 +87,8 @@ class ArbiterState:
     stuck_timer: bool = False
     look_due_ns: int = 0
     """When that timer is due."""
+    resizing: int = 0
+    """Changes of its width that placement waits for."""
     counts: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -115,6 +115,17 @@ class Device(Protocol):
         """End threads and free memory; idempotent."""
 
 
+class ElasticDevice(Device, Protocol):
+    """One that can work together with others of its server on the same items."""
+
+    @property
+    def width(self) -> int:
+        """Devices that work as one."""
+
+    def resize(self, width: int) -> None:
+        """From the next launch on; at least 1."""
+
+
 class Runner(Protocol):
     """A model over a paged KV pool, as the CPU device runs it. One call at a time for each lane."""
 

@@ -181,6 +181,8 @@ class Flight:
     """When, by the device's clock, the last of the items that it waited for ended."""
     begins_job: bool = False
     """It is the first of its prefill batch."""
+    width: int = 1
+    """Devices that work on it."""
     stuck: bool = False
     """The watchdog gave it up."""
     beside: PrefillShape | None = None

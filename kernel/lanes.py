@@ -22,6 +22,8 @@ class LaneTable:
     device: Device
     next_item: int
     flights: dict[int, Flight] = field(default_factory=dict)
+    width: int = 1
+    """Devices that work on each item that is launched now."""
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
     idle: IdleLedger = field(init=False)
@@ -108,6 +110,7 @@ class LaneTable:
             launched_ns=now_ns,
             begins_job=job is not None and layers.start == chunk.start == 0,
             shared=self.others_busy(lane),
+            width=self.width,
             beside=self.prefill_beside(lane) if phase is Phase.DECODE else None,
         )
         self.idle.launched(flight)

@@ -21,6 +21,8 @@ class Reason(StrEnum):
 
     ENCODING = "encoding"
     """tokenizer: its prompt is not tokens yet."""
+    PLACING = "placing"
+    """placement: no group of devices was chosen for it yet."""
     QUEUED = "queued"
     """admission: it waits for prefill, others go first in the policy's order."""
     CLASS_SHARE = "class_share"
@@ -39,6 +41,8 @@ class Reason(StrEnum):
     """arbiter: layers of its batch run, or are next."""
     PARKED = "parked"
     """arbiter: its batch was preempted and goes on later."""
+    MIGRATING = "migrating"
+    """migration: its KV moves to the device that decodes it, or waits for pages there."""
     DECODING = "decoding"
     """decode: it gets a token with each step."""
     DECODE_HELD = "decode_held"

@@ -66,6 +66,19 @@ class TokenPool:
         self._steps: dict[int, bytes] = {}
         self._end_every = end_every
 
+    def beside(self) -> TokenPool:
+        """Another device's view of the same pages: it has decode steps of its own."""
+        other = TokenPool(1, self._end_every)
+        other._sums, other._lasts = self._sums, self._lasts
+        other._sum_of, other._last_of = self._sum_of, self._last_of
+        return other
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """What a migration moves from page to page."""
+        source, target = list(sources), list(targets)
+        self._sums[target] = self._sums[source]
+        self._lasts[target] = self._lasts[source]
+
     def forget_steps(self) -> None:
         self._steps.clear()
 

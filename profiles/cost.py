@@ -198,17 +198,16 @@ def kv_pages(profile: GpuProfile, shape: ModelShape, tp: int) -> int:
     return left // page
 
 
-def open_gpu(
-    profile: GpuProfile, shape: ModelShape, tp: int = 1, pages: int | None = None, seed: int = 0
-) -> SimGpu:
-    """A simulated GPU, or `tp` of them that work as one. Raises DoesNotFit, ShapeError."""
+def gpu_options(
+    profile: GpuProfile, shape: ModelShape, tp: int, pages: int | None, seed: int
+) -> SimGpuOptions:
+    """What a simulated GPU is beside its cost model. Raises DoesNotFit, ShapeError."""
     fitting = kv_pages(profile, shape, tp)
     if pages is not None and pages > fitting:
         raise DoesNotFit(f"{pages:,} KV pages do not fit on {profile.name} with {shape.name}: {fitting:,} do")
     host, co_run = profile.host, profile.co_run
-    name = f"sim:{profile.name}" if tp == 1 else f"sim:{profile.name},tp={tp}"
-    options = SimGpuOptions(
-        name=name,
+    return SimGpuOptions(
+        name=f"sim:{profile.name}" if tp == 1 else f"sim:{profile.name},tp={tp}",
         pages=fitting if pages is None else pages,
         sharing=Sharing(
             profile.card.bandwidth * profile.gemm.bandwidth_efficiency,
@@ -221,4 +220,10 @@ def open_gpu(
         chunk_tokens_max=CHUNK_TOKENS_MAX,
         parked_bytes_per_token=2 * NUMBER_BYTES * shape.hidden,
     )
-    return SimGpu(RooflineCost(profile, shape, tp), options)
+
+
+def open_gpu(
+    profile: GpuProfile, shape: ModelShape, tp: int = 1, pages: int | None = None, seed: int = 0
+) -> SimGpu:
+    """A simulated GPU, or `tp` of them that work as one. Raises DoesNotFit, ShapeError."""
+    return SimGpu(RooflineCost(profile, shape, tp), gpu_options(profile, shape, tp, pages, seed))

@@ -11,7 +11,7 @@ posted anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -118,7 +118,15 @@ class _Posted:
 class SimGpu:
     """Implements `kernel.device.Device` in the runtime's own time."""
 
-    def __init__(self, cost: CostModel, options: SimGpuOptions) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        options: SimGpuOptions,
+        pool: TokenPool | None = None,
+        widen: Callable[[int], CostModel] | None = None,
+    ) -> None:
+        """`pool` is one that several devices share, whose pages have numbers of their own; `widen` gives the
+        cost of items on so many devices that work as one."""
         self.name = options.name
         self.units = cost.units
         self.layers = cost.layers
@@ -128,7 +136,9 @@ class SimGpu:
         self.decode_ahead = 1
         self._cost = cost
         self.options = options
-        self._pool = TokenPool(options.pages, options.end_every)
+        self._pool = TokenPool(options.pages, options.end_every) if pool is None else pool
+        self._widen = widen
+        self.width = 1
         self._timeline = Timeline(options.sharing, options.host.switch_ns)
         self._lanes: dict[tuple[Phase, int], GpuLane] = {}
         self._outputs: dict[int, tuple[StepOutput, StepOutput | None]] = {}
@@ -145,6 +155,12 @@ class SimGpu:
 
     def start(self, port: DevicePort) -> None:
         self._port = port
+
+    def resize(self, width: int) -> None:
+        """See `kernel.device.ElasticDevice`."""
+        assert self._widen is not None, "only a device of an elastic server works with others"
+        self.width = width
+        self._cost = self._widen(width)
 
     def lane(self, phase: Phase, units: int) -> GpuLane:
         if units == self.units:

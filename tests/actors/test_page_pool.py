@@ -21,7 +21,7 @@ def run(start: int, count: int) -> bytes:
 
 
 def test_a_request_gets_pages_for_its_tokens_and_one_more() -> None:
-    pool = PagePool(11)
+    pool = PagePool(range(1, 11))
     assert pool.reserve(1, run(0, 15), spare=0) == 0
     assert len(pool.pages_of(1)) == 1
     assert pool.reserve(2, run(100, 16), spare=0) == 0
@@ -30,7 +30,7 @@ def test_a_request_gets_pages_for_its_tokens_and_one_more() -> None:
 
 
 def test_only_full_pages_are_reused_and_at_least_one_token_is_left_to_compute() -> None:
-    pool = PagePool(20)
+    pool = PagePool(range(1, 20))
     pool.reserve(1, run(0, 40), spare=0)
     pool.publish(1, run(0, 40))
     assert pool.reserve(2, run(0, 40), spare=0) == 32
@@ -40,13 +40,13 @@ def test_only_full_pages_are_reused_and_at_least_one_token_is_left_to_compute() 
 
 
 def test_kv_that_is_not_written_yet_is_not_shared() -> None:
-    pool = PagePool(20)
+    pool = PagePool(range(1, 20))
     pool.reserve(1, run(0, 40), spare=0)
     assert pool.reserve(2, run(0, 40), spare=0) == 0
 
 
 def test_a_page_with_the_same_tokens_after_another_beginning_is_no_hit() -> None:
-    pool = PagePool(20)
+    pool = PagePool(range(1, 20))
     pool.reserve(1, run(0, 16) + run(500, 16), spare=0)
     pool.publish(1, run(0, 16) + run(500, 16))
     assert pool.reserve(2, run(1000, 16) + run(500, 16) + tokens(1), spare=0) == 0
@@ -54,14 +54,14 @@ def test_a_page_with_the_same_tokens_after_another_beginning_is_no_hit() -> None
 
 def test_a_collision_of_the_hash_gives_out_no_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_pool, "_key", lambda parent, chunk: b"same for all")
-    pool = PagePool(20)
+    pool = PagePool(range(1, 20))
     pool.reserve(1, run(0, 16) + tokens(1), spare=0)
     pool.publish(1, run(0, 16))
     assert pool.reserve(2, run(700, 16) + tokens(1), spare=0) == 0
 
 
 def test_released_pages_are_reused_until_somebody_needs_them() -> None:
-    pool = PagePool(5)
+    pool = PagePool(range(1, 5))
     pool.reserve(1, run(0, 40), spare=0)
     pool.publish(1, run(0, 40))
     pool.release(1)
@@ -75,7 +75,7 @@ def test_released_pages_are_reused_until_somebody_needs_them() -> None:
 
 
 def test_eviction_takes_the_end_of_a_chain_before_its_beginning() -> None:
-    pool = PagePool(5)
+    pool = PagePool(range(1, 5))
     pool.reserve(1, run(0, 48), spare=0)
     pool.publish(1, run(0, 48))
     pool.release(1)
@@ -84,7 +84,7 @@ def test_eviction_takes_the_end_of_a_chain_before_its_beginning() -> None:
 
 
 def test_a_second_release_does_nothing() -> None:
-    pool = PagePool(5)
+    pool = PagePool(range(1, 5))
     pool.reserve(1, run(0, 10), spare=0)
     assert pool.release(1)
     assert not pool.release(1)
@@ -93,7 +93,7 @@ def test_a_second_release_does_nothing() -> None:
 
 
 def test_forgotten_pages_are_free_at_once_and_found_no_more() -> None:
-    pool = PagePool(11)
+    pool = PagePool(range(1, 11))
     pool.reserve(1, run(0, 40), spare=0)
     pool.publish(1, run(0, 40))
     pool.forget(1)
@@ -103,7 +103,7 @@ def test_forgotten_pages_are_free_at_once_and_found_no_more() -> None:
 
 
 def test_to_forget_takes_nothing_from_others() -> None:
-    pool = PagePool(20)
+    pool = PagePool(range(1, 20))
     for request_id, prompt in (
         (1, run(0, 33)),
         (2, run(0, 32) + run(500, 33)),
@@ -120,7 +120,7 @@ def test_to_forget_takes_nothing_from_others() -> None:
 
 
 def test_the_check_sees_a_lost_page() -> None:
-    pool = PagePool(5)
+    pool = PagePool(range(1, 5))
     pool.reserve(1, run(0, 10), spare=0)
     pool._held.clear()
     with pytest.raises(AssertionError, match="reference counts"):
@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(24)
+        self.pool = PagePool(range(1, 24))
         self.live: dict[int, bytes] = {}
         self.next_id = 1
 

@@ -66,7 +66,7 @@ def test_a_vocabulary_without_ordinary_tokens_is_refused_with_its_size() -> None
 
 @pytest.mark.parametrize("name", ["toolagent", "conversation", "openthoughts"])
 def test_the_kv_pool_finds_exactly_the_prefixes_that_the_measure_counts(name: str) -> None:
-    pool = PagePool(400_000)
+    pool = PagePool(range(1, 400_000))
     measured = PrefixReuse(VOCABULARY)
     found_in_all = 0
     for number, request in enumerate(islice(synthetic(name, Arrivals(1.0, seed=3)).requests(), 150)):

@@ -1,0 +1,180 @@
+"""What placement knows of requests and groups, and the view that it makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from muxk.actors.messages import AdmitRequest, RecomputeRequest, Request
+from muxk.actors.request_views import prefill_tokens, request_view
+from muxk.kernel.decider import Decider
+from muxk.kernel.estimates import Estimates
+from muxk.kernel.placing import PLACE_QUEUE_MAX, GroupView
+from muxk.kernel.view import KvView, RequestView
+from muxk.kernel.work import PAGE_SIZE, attention_pairs
+
+WIDTH_MEMORY = 0.8
+"""Weight of what was known of a width before the next measurement."""
+
+
+class Stage(StrEnum):
+    """Of a request that was sent to a group."""
+
+    WAITING = "waiting"
+    """Its prompt is not computed."""
+    LEAVING = "leaving"
+    """It is computed, and moves to the group that decodes it."""
+    DECODING = "decoding"
+
+
+@dataclass(slots=True)
+class Placed:
+    """A request that was sent to a group."""
+
+    group: int
+    """Where it is, or comes from while it moves."""
+    decode_group: int
+    prompt_tokens: int
+    prompt_pages: int
+    pages: int
+    """For its prompt and its longest answer."""
+    stage: Stage = Stage.WAITING
+
+
+@dataclass(slots=True)
+class GroupLoad:
+    """What a group has to do, as far as placement knows."""
+
+    waiting: int = 0
+    pending_tokens: int = 0
+    incoming: int = 0
+    decoding: int = 0
+    promised_pages: int = 0
+    kv: KvView = field(default_factory=lambda: KvView(0, 0))
+    since_ns: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.incoming or self.decoding)
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Requests that were sent to a group with devices that only compute their prompts."""
+
+    group: int
+    left: dict[int, None]
+    """Requests whose prompts are not computed."""
+    helpers: tuple[int, ...]
+    """Devices that go when they are."""
+    width: int
+    tokens: int
+    pairs: int
+    began_ns: int | None = None
+    """When the group had nothing else to do and began; None: it had, and no time is measured."""
+
+
+@dataclass
+class PlacementState:
+    decider: Decider
+    queue: dict[int, AdmitRequest | RecomputeRequest] = field(default_factory=dict)
+    """By request, by arrival."""
+    placed: dict[int, Placed] = field(default_factory=dict)
+    loads: list[GroupLoad] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    estimates: Estimates = field(default_factory=Estimates)
+    width_factors: list[float] = field(default_factory=list)
+    answers: int = 0
+    answer_tokens: int = 0
+    ready: int = 0
+    """Groups that were measured."""
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def send_to(self, request: Request, group: int, decode_group: int) -> None:
+        """Keep books on a request that goes to a group."""
+        tokens = prefill_tokens(request)
+        longest = request.prompt_tokens + request.params.max_tokens
+        placed = Placed(
+            group, decode_group, tokens, tokens // PAGE_SIZE + 1, max(tokens, longest) // PAGE_SIZE + 1
+        )
+        self.placed[request.request_id] = placed
+        self._count(placed, 1)
+
+    def enter(self, request_id: int, stage: Stage) -> None:
+        """It has come so far; an unknown one has ended."""
+        placed = self.placed.get(request_id)
+        if placed is None:
+            return
+        self._count(placed, -1)
+        placed.stage = stage
+        if stage is Stage.DECODING:
+            placed.group = placed.decode_group
+        self._count(placed, 1)
+
+    def move(self, request_id: int, group: int) -> None:
+        """It leaves for another group."""
+        placed = self.placed[request_id]
+        self._count(placed, -1)
+        placed.decode_group, placed.stage = group, Stage.LEAVING
+        self._count(placed, 1)
+
+    def forget(self, request_id: int, now_ns: int) -> None:
+        placed = self.placed.pop(request_id, None)
+        if placed is None:
+            return
+        self._count(placed, -1)
+        for group in (placed.group, placed.decode_group):
+            self.loads[group].since_ns = now_ns
+
+    def _count(self, placed: Placed, change: int) -> None:
+        here, there = self.loads[placed.group], self.loads[placed.decode_group]
+        away = placed.group != placed.decode_group
+        there.promised_pages += change * placed.pages
+        if away:
+            here.promised_pages += change * placed.prompt_pages
+            there.incoming += change
+        if placed.stage is Stage.WAITING:
+            here.waiting += change
+            here.pending_tokens += change * placed.prompt_tokens
+        elif placed.stage is Stage.DECODING:
+            there.decoding += change
+
+    def queue_views(self) -> tuple[RequestView, ...]:
+        """Those that `place` sees."""
+        messages = list(self.queue.values())[:PLACE_QUEUE_MAX]
+        return tuple(request_view(message.request) for message in messages)
+
+    def group_view(self, group: int, devices: tuple[int, ...]) -> GroupView:
+        load = self.loads[group]
+        used = load.kv.pages_total - load.kv.pages_free
+        return GroupView(
+            group=group,
+            devices=devices,
+            waiting=load.waiting,
+            pending_tokens=load.pending_tokens,
+            incoming=load.incoming,
+            decoding=load.decoding,
+            context_tokens=used * PAGE_SIZE if load.decoding else 0,
+            promised_pages=load.promised_pages,
+            pages_total=load.kv.pages_total,
+            pages_free=load.kv.pages_free,
+            since_ns=load.since_ns,
+        )
+
+    def measure(self, assignment: Assignment, units: int, now_ns: int) -> None:
+        """What a prefill by so many devices took, over the estimate for one divided by their number."""
+        if assignment.began_ns is None or not self.estimates.known:
+            return
+        alone = self.estimates.layers * self.estimates.prefill_layer_ns(
+            units, assignment.tokens, assignment.pairs
+        )
+        factor = (now_ns - assignment.began_ns) * assignment.width / alone
+        place = assignment.width - 1
+        self.width_factors[place] = WIDTH_MEMORY * self.width_factors[place] + (1 - WIDTH_MEMORY) * factor
+
+
+def prompt_sums(requests: list[Request]) -> tuple[int, int]:
+    """(tokens, query-key pairs) of their prompts."""
+    tokens = tuple(prefill_tokens(request) for request in requests)
+    return sum(tokens), attention_pairs(tokens, (0,) * len(tokens))
