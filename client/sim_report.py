@@ -10,6 +10,7 @@ import msgspec
 from muxk.client.class_measures import judge
 from muxk.client.measures import Judgement, Measures
 from muxk.client.sim_run import Run, S, SimPlan
+from muxk.kernel.idle import Cause, IdleReport, bubble_sizes, idle_summary
 from muxk.policies.problems import visible
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "kv_tokens": plan.gpu.kv_tokens,
         "kv_hit_rate": run.hit_rate,
         "split_residency_ms": run.residency_ms,
+        "idle": None if run.idle is None else idle_summary(run.idle),
+        "idle_bubbles": None if run.idle is None else bubble_sizes(run.idle),
         "preemptions": run.counts["preemptions"],
         "recomputes": run.recomputes,
         "split_changes": run.counts["split changes"],
@@ -119,6 +122,8 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
     yield from _verdicts(run)
     yield "KV", f"{run.hit_rate:.1%} of prompt tokens reused; the pool holds {plan.gpu.kv_tokens:,} tokens"
     yield "split (decode+prefill)", _residency(run)
+    if run.idle is not None:
+        yield "idle units", idle_line(run.idle)
     yield (
         "scheduling",
         f"{run.counts['split changes']:,} split changes, {run.counts['preemptions']:,} preemptions, "
@@ -218,3 +223,15 @@ def _residency(run: Run) -> str:
     shown = [f"{split} {ms / total:.0%}" for split, ms in longest[:SPLITS_SHOWN] if ms]
     rest = sum(ms for _, ms in longest[SPLITS_SHOWN:])
     return ", ".join(shown) + (f", others {rest / total:.0%}" if rest else "")
+
+
+def idle_line(idle: IdleReport) -> str:
+    """The share of the unit time with work that had no kernel, its causes, and `no work` apart."""
+    causes = sorted((cause for cause in Cause if cause is not Cause.NO_WORK), key=idle.share, reverse=True)
+    shown = [
+        f"{cause.value} {idle.share(cause):.2%} ({idle.idle[cause].count:,})"
+        for cause in causes
+        if idle.idle[cause].total_unit_ns
+    ]
+    apart = f"no work {idle.share(Cause.NO_WORK):.1%} of all"
+    return f"{idle.idle_share:.2%} while there was work: {', '.join(shown) or 'none'}; {apart}"

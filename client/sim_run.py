@@ -28,6 +28,8 @@ from muxk.client.timed_policy import TimedPolicy
 from muxk.client.traffic import TrafficRequest, Workload, token_ids
 from muxk.client.turns import Turns
 from muxk.kernel.actor import Ref
+from muxk.kernel.arbiter import Arbiter
+from muxk.kernel.idle import IdleReport, combined
 from muxk.kernel.journal import Sink
 from muxk.kernel.messages import FrameReceived, SendFrame
 from muxk.kernel.policy import Policy, PolicyBook
@@ -111,6 +113,8 @@ class Run:
     residency_ms: dict[str, int] = field(default_factory=dict)
     """By split, as `decode+prefill` units."""
     counts: dict[str, int] = field(default_factory=dict)
+    idle: IdleReport | None = None
+    """Why units had no kernel; None of a run that failed."""
     recomputes: int = 0
     answers: int = 0
     """Questions that the policy answered."""
@@ -272,6 +276,7 @@ class _Simulator:
             self._run_to(self._now_ns() + STEP_NS)
         self._run.calibration_ns = self._start_ns = self._runtime.now_ns()
         self._before = self._describe("arbiter")
+        self._idle_before = self._idle()
         self._book.journal.zero_ns = self._start_ns
         self._book.journal.sink = self._plan.sink or self._recorder
 
@@ -340,9 +345,16 @@ class _Simulator:
 
     def _describe(self, actor: str) -> list[dict[str, Any]]:
         """Of each group of devices."""
+        return [self._runtime.actor(name).describe() for name in self._names(actor)]
+
+    def _names(self, actor: str) -> list[str]:
         cluster = self._plan.gpu.cluster
-        names = [actor] if cluster is None else [f"{actor}@{group}" for group in range(len(cluster.devices))]
-        return [self._runtime.actor(name).describe() for name in names]
+        return [actor] if cluster is None else [f"{actor}@{group}" for group in range(len(cluster.devices))]
+
+    def _idle(self) -> IdleReport:
+        """Of all devices, since they started."""
+        arbiters = [self._runtime.actor(name) for name in self._names("arbiter")]
+        return combined([one.idle_report() for one in arbiters if isinstance(one, Arbiter)])
 
     def _close(self) -> None:
         if self._runtime.stop_reason is None and self._ready:
@@ -362,6 +374,7 @@ class _Simulator:
         if self._plan.gpu.cluster is not None:
             migration = self._runtime.actor("migration").describe()
             run.counts["migrations"], run.counts["migrated pages"] = migration["requests"], migration["pages"]
+        run.idle = self._idle().minus(self._idle_before)
         run.duration_ns = self._now_ns()
         run.answers = policy.answers
         run.wall.scheduler_seconds = policy.elapsed_ns / S

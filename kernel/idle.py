@@ -12,7 +12,7 @@ ledger's memory is bounded. What runs now is booked when it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -93,9 +93,16 @@ class Bubbles(msgspec.Struct, frozen=True):
     def minus(self, earlier: Bubbles) -> Bubbles:
         """A bubble that lasted then is counted here, and its time before then taken off the sum."""
         return Bubbles(
-            _difference(self.counts, earlier.counts),
-            _difference(self.unit_ns, earlier.unit_ns),
+            _each(int.__sub__, self.counts, earlier.counts),
+            _each(int.__sub__, self.unit_ns, earlier.unit_ns),
             self.lasting_unit_ns - earlier.lasting_unit_ns,
+        )
+
+    def plus(self, other: Bubbles) -> Bubbles:
+        return Bubbles(
+            _each(int.__add__, self.counts, other.counts),
+            _each(int.__add__, self.unit_ns, other.unit_ns),
+            self.lasting_unit_ns + other.lasting_unit_ns,
         )
 
 
@@ -144,6 +151,23 @@ class IdleReport(msgspec.Struct, frozen=True):
             {cause: bubbles.minus(earlier.idle[cause]) for cause, bubbles in self.idle.items()},
             self.open_unit_ns - earlier.open_unit_ns,
         )
+
+    def _plus(self, other: IdleReport) -> IdleReport:
+        return IdleReport(
+            self.units + other.units,
+            max(self.elapsed_ns, other.elapsed_ns),
+            {kind: unit_ns + other.busy[kind] for kind, unit_ns in self.busy.items()},
+            {cause: bubbles.plus(other.idle[cause]) for cause, bubbles in self.idle.items()},
+            self.open_unit_ns + other.open_unit_ns,
+        )
+
+
+def combined(reports: Sequence[IdleReport]) -> IdleReport:
+    """Of several devices over the same time; at least one."""
+    first, *others = reports
+    for other in others:
+        first = first._plus(other)
+    return first
 
 
 @dataclass(slots=True)
@@ -320,8 +344,8 @@ def _kind(flight: Flight) -> Busy:
     return Busy(flight.phase.value)
 
 
-def _difference(later: Sequence[int], earlier: Sequence[int]) -> tuple[int, ...]:
-    return tuple(one - other for one, other in zip(later, earlier, strict=True))
+def _each(how: Callable[[int, int], int], one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(how, one, other))
 
 
 def idle_summary(report: IdleReport) -> dict[str, Any]:
@@ -348,4 +372,18 @@ def _of_cause(report: IdleReport, cause: Cause) -> dict[str, Any]:
         "bubbles": bubbles.count,
         "median_us": bubbles.quantile_ns(0.5) / 1e3,
         "p99_us": bubbles.quantile_ns(0.99) / 1e3,
+        "below_1ms_unit_seconds": bubbles.unit_ns_below(1 << 20) / 1e9,
+    }
+
+
+def bubble_sizes(report: IdleReport) -> dict[str, list[dict[str, float]]]:
+    """By cause: bubbles shorter than `below_us` and at least half as long."""
+    return {
+        cause.value: [
+            {"below_us": (1 << bucket) / 1e3, "bubbles": count, "unit_seconds": bubbles.unit_ns[bucket] / 1e9}
+            for bucket, count in enumerate(bubbles.counts)
+            if count
+        ]
+        for cause, bubbles in report.idle.items()
+        if bubbles.count
     }

@@ -96,7 +96,8 @@ def make_key(
 
 def digest(facts: Any) -> str:
     """Of plain data or structs, the same in every process."""
-    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
+    plain = msgspec.to_builtins(facts, str_keys=True)
+    return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:16]
 
 
 def default_path(key: ProfileKey) -> Path:
