@@ -99,9 +99,7 @@ class Gateway(Actor):
         self._encoder = msgspec.msgpack.Encoder()
         self._journal = book.journal
         self.state = GatewayState(policy=options.policy)
-        self._policy = GatewayPolicy(
-            self, refs, everybody, options.settings, self.state, book, compile_policy, notice
-        )
+        self._policy = GatewayPolicy(self, everybody, options, self.state, book, compile_policy, notice)
         self._admin = GatewayAdmin(self, everybody, options, self.state, self._policy)
         self._explain = GatewayExplain(self, everybody, self.state, book)
 

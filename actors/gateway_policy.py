@@ -12,10 +12,18 @@ from typing import Any
 
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
-from muxk.actors.gateway_state import GatewayState, PolicyInForce, Refusal, Swap, SwapKind, cut
+from muxk.actors.gateway_state import (
+    GatewayOptions,
+    GatewayState,
+    PolicyInForce,
+    Refusal,
+    Swap,
+    SwapKind,
+    cut,
+)
 from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
 from muxk.actors.policy_compiler import Compile, compiler, opener
-from muxk.actors.refs import Everybody, Refs
+from muxk.actors.refs import Everybody
 from muxk.kernel.messages import PolicyChanged
 from muxk.kernel.policy import PolicyBook, PolicyText
 from muxk.kernel.shadow import ShadowTally
@@ -35,18 +43,17 @@ class GatewayPolicy:
     def __init__(
         self,
         owner: Owner,
-        refs: Refs,
         everybody: Everybody,
-        settings: Mapping[str, str],
+        options: GatewayOptions,
         state: GatewayState,
         book: PolicyBook,
         compile_policy: Compile,
         notice: Notice,
     ) -> None:
         self._owner = owner
-        self._refs = refs
         self._everybody = everybody
-        self._settings = settings
+        self._settings = options.settings
+        self._devices = options.devices
         self._state = state
         self._book = book
         self._compile = compile_policy
@@ -124,6 +131,7 @@ class GatewayPolicy:
         swap = self._state.swaps.pop(message.ticket)
         if swap.withdrawn:
             message = PolicyCompiled(message.ticket, "", "", "the shadow was ended before it was compiled")
+        message = self._fitting(message)
         if not message.sha:
             self._refuse(swap, message.report)
         elif swap.kind is SwapKind.SHADOW:
@@ -134,6 +142,14 @@ class GatewayPolicy:
         if swap.kind is SwapKind.FILE and self._next_file is not None:
             following, self._next_file = self._next_file, None
             self.file_read(following)
+
+    def _fitting(self, message: PolicyCompiled) -> PolicyCompiled:
+        """Refused when this server has too few devices for it."""
+        needed = self._book[message.sha].devices_min if message.sha else 1
+        if needed <= self._devices:
+            return message
+        report = f"the policy {message.name} needs {needed} devices, and this server has {self._devices}"
+        return PolicyCompiled(message.ticket, "", "", report)
 
     def _accept(self, swap: Swap, message: PolicyCompiled) -> None:
         """The same policy again is no swap: it may be laid out in another way, and says the same."""

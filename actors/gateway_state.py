@@ -78,6 +78,7 @@ class GatewayOptions:
     max_context_tokens: int
     seed: int
     """Seeds of requests that bring none are drawn from it."""
+    devices: int = 1
 
 
 @dataclass(slots=True)

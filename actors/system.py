@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
-from muxk.actors.backends import Backend, StartupError, open_backend
+from muxk.actors.backends import Backend, StartupError, device_for, open_backend
 from muxk.actors.endpoints import check_endpoint, load_server_keys
 from muxk.actors.engine import Engine
 from muxk.actors.gateway import Gateway
@@ -118,6 +118,7 @@ def build_specs(
         vocabulary_size=backend.tokenizer.vocabulary_size,
         max_context_tokens=backend.max_context_tokens,
         seed=seed,
+        devices=1 if backend.cluster is None else len(backend.cluster.devices),
     )
     engine = Engine(backend, book, sha, calibrate, max_queue)
     groups = engine.groups
@@ -158,6 +159,7 @@ def serve(
     """
     _allow_many_connections()
     book, opened = _open_policies(options)
+    device = device_for(options.device, opened.policy.name, opened.policy.devices_min)
     directory = options.run_directory or run_directory()
     endpoint = options.endpoint or default_endpoint(directory)
     check_endpoint(endpoint, allow_remote=options.allow_remote, has_keys=options.keys is not None)
@@ -170,7 +172,7 @@ def serve(
             raise StartupError(str(error)) from error
         if recorder is not None:
             stack.callback(recorder.close)
-        backend = open_backend(options.device, options.model, options.dtype, options.kv_tokens, progress)
+        backend = open_backend(device, options.model, options.dtype, options.kv_tokens, progress)
         stack.callback(backend.close)
         serving = Serving(options, opened, book, recorder, progress, ready, notice)
         return anyio.run(serving.run, backend, ingress, directory)

@@ -1,8 +1,8 @@
 """Devices on their way between groups: in which order who lets go of them and who takes them.
 
-A device leaves a group when no page of it is in use and no item of the group's former width is in flight; then
-the next group gets its pages and its width. All of that is asked by messages, and each answer moves a transfer
-on. placement owns the one object of this class.
+A device leaves a group when no page of it is in use and no item of the group's former width is in flight;
+then the next group gets its pages and its width. All of that is asked by messages, and each answer moves a
+transfer on. placement owns the one object of this class.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ parked prefills and carried tokens, each under a lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +111,14 @@ class ModelRunner:
     def parked_bytes_per_token(self) -> int:
         """Hidden state of one token, as it is parked: float32."""
         return 4 * self.decoder.config.hidden
+
+    @torch.inference_mode()
+    def copy_pages(self, source: ModelRunner, pages: Sequence[int], to: Sequence[int]) -> None:
+        """Copy keys and values of pages of another runner of the same model into pages of this one's pool."""
+        origin, place = torch.tensor(pages), torch.tensor(to)
+        for own, other in zip(self.kv, source.kv, strict=True):
+            own.keys[place] = other.keys[origin]
+            own.values[place] = other.values[origin]
 
     @torch.inference_mode()
     def prefill(self, work: PrefillWork, tokens: range, layers: range) -> StepOutput:
