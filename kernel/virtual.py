@@ -10,17 +10,14 @@ was handled since the last call and `idle_every_ns` have passed; when there is n
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from muxk.kernel import codec
 from muxk.kernel.actor import Actor, ActorSpec, Context, ContractError, Message, Ref, Timer
+from muxk.kernel.agenda import Agenda, Delivery, VirtualInbox
 from muxk.kernel.device import DevicePort
 from muxk.kernel.messages import SendFrame
 from muxk.kernel.names import INGRESS_NAME, UnknownRef
@@ -38,12 +35,6 @@ OFFLOAD_NS_PER_SIZE = 100
 EVENTS_MAX = 10_000_000
 """Default bound of events in one `run_until_idle`."""
 
-TIE_STEP = 1 << 16
-"""With jitter, how far apart (at most) two ties of the same pair are drawn."""
-
-TIES_KEPT = 1024
-"""With jitter, pairs remembered before those of the past are dropped."""
-
 
 def default_offload_cost_ns(size: int) -> int:
     """Modelled time of an offloaded function, in ns."""
@@ -52,43 +43,6 @@ def default_offload_cost_ns(size: int) -> int:
 
 class StillBusy(RuntimeError):
     """A run that was to end by itself did not."""
-
-
-@dataclass(eq=False, slots=True)
-class _Inbox:
-    """The inbox of one generation of an actor: only a count, the messages are in the heap."""
-
-    name: str
-    child: Child
-    decode: Callable[[bytes], Message]
-    bound: int
-    is_open: bool = True
-    depth: int = 0
-
-
-class _Delivery(msgspec.Struct, eq=False, gc=False):
-    """One entry of the heap, or of what is due now."""
-
-    target: str
-    inbox: _Inbox | None
-    """The generation it is for; None for what comes from outside: whichever lives then."""
-    owner: _Inbox | None
-    """The generation that set the timer, if it is one."""
-    message: Message
-    frame: bytes | None
-    """Its encoded form, which is what arrives; None where `encode_every` skips it."""
-    queued: bool
-    """True when it counts towards the depth of the inbox."""
-    failure: Exception | None = None
-    """What an offloaded function raised, instead of a message."""
-    cancelled: bool = False
-
-    @property
-    def void(self) -> bool:
-        """True when nobody is to see it any more."""
-        if self.cancelled or (self.owner is not None and not self.owner.is_open):
-            return True
-        return self.inbox is not None and not self.inbox.is_open
 
 
 class VirtualRuntime:
@@ -117,7 +71,7 @@ class VirtualRuntime:
         assert encode_every >= 1
         self._trace = trace
         self._hashed = trace.hashed
-        self._jitter = random.Random(seed) if jitter else None
+        self._agenda = Agenda(random.Random(seed) if jitter else None)
         self._egress = egress
         self._encode_every = encode_every
         self._offload_cost_ns = offload_cost_ns
@@ -125,18 +79,8 @@ class VirtualRuntime:
         self._supervisor = Supervisor(
             specs, self, trace, limit=limit, report=report, report_directory=report_directory
         )
-        self._inboxes: dict[str, _Inbox] = {}
-        self._heap: list[tuple[int, int, int, _Delivery]] = []
-        self._due: deque[tuple[int, _Delivery]] = deque()
-        """What was sent at this very moment, with its sequence: nearly everything, and no heap is needed
-        for it. Not used with jitter, which orders it anew."""
-        self._sequence = 0
-        self._ties_ns = 0
-        self._ties: dict[tuple[int, str, str], int] = {}
-        self._timers: dict[int, _Delivery] = {}
-        self._cancelled = 0
+        self._inboxes: dict[str, VirtualInbox] = {}
         self._failures: list[tuple[Child, Exception, Message | None]] = []
-        self._now_ns = 0
         self._idle_every_ns = idle_every_ns
         self._idle_due_ns = 0
         self._idle_wanted = False
@@ -155,16 +99,16 @@ class VirtualRuntime:
 
     def now_ns(self) -> int:
         """Virtual time."""
-        return self._now_ns
+        return self._agenda.now_ns
 
     def inject(self, ref: Ref[Any], message: Message, at_ns: int) -> None:
         """Deliver a message from outside at a time that is not past."""
         self.start()
-        if at_ns < self._now_ns:
-            raise ValueError(f"{at_ns} ns is past, it is {self._now_ns} ns")
+        if at_ns < self._agenda.now_ns:
+            raise ValueError(f"{at_ns} ns is past, it is {self._agenda.now_ns} ns")
         _check_accepts(self._inbox(ref.name), message)
         frame = self._frame(message)
-        self._schedule(at_ns, "outside", _Delivery(ref.name, None, None, message, frame, queued=False))
+        self._agenda.add(at_ns, "outside", Delivery(ref.name, None, None, message, frame, queued=False))
 
     def run_until(self, time_ns: int, max_events: int | None = None) -> int:
         """Handle everything up to and including `time_ns`, which is then the time; the number handled.
@@ -175,11 +119,11 @@ class VirtualRuntime:
         handled = 0
         while self.stop_reason is None and (next_ns := self._next_ns()) is not None and next_ns <= time_ns:
             if handled == max_events:
-                raise StillBusy(f"still busy after {max_events} events, at {self._now_ns} ns")
+                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
             self._step()
             handled += 1
         if self.stop_reason is None:
-            self._now_ns = max(self._now_ns, time_ns)
+            self._agenda.now_ns = max(self._agenda.now_ns, time_ns)
         return handled
 
     def run_until_idle(self, max_events: int = EVENTS_MAX) -> int:
@@ -188,7 +132,7 @@ class VirtualRuntime:
         handled = 0
         while self.stop_reason is None and self._next_ns() is not None:
             if handled >= max_events:
-                raise StillBusy(f"still busy after {max_events} events, at {self._now_ns} ns")
+                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
             self._step()
             handled += 1
         return handled
@@ -215,7 +159,7 @@ class VirtualRuntime:
     # What the supervisor calls.
 
     def open_inbox(self, child: Child) -> Context:
-        inbox = _Inbox(child.name, child, codec.decoder(child.spec.actor_class), child.spec.inbox_bound)
+        inbox = VirtualInbox(child.name, child, codec.decoder(child.spec.actor_class), child.spec.inbox_bound)
         self._inboxes[child.name] = inbox
         return ActorContext(self, inbox)
 
@@ -230,32 +174,25 @@ class VirtualRuntime:
 
     def _next_ns(self) -> int | None:
         """When the next delivery is due; calls `idle()` first, where time is about to pass."""
-        next_ns = self._peek_ns()
+        agenda = self._agenda
+        next_ns = agenda.next_ns()
+        if next_ns == agenda.now_ns:
+            return next_ns
         # Nothing can change until next_ns: a good time to check, but not too often.
-        quiet = next_ns is None or (next_ns > self._now_ns and self._now_ns >= self._idle_due_ns)
+        quiet = next_ns is None or agenda.now_ns >= self._idle_due_ns
         if quiet and self._idle_wanted:
             self._idle()
-            next_ns = self._peek_ns()
+            next_ns = agenda.next_ns()
         return next_ns
-
-    def _peek_ns(self) -> int | None:
-        due, heap = self._due, self._heap
-        while due:
-            if not due[0][1].void:
-                return self._now_ns
-            due.popleft()
-        while heap and heap[0][3].void:
-            self._timers.pop(heapq.heappop(heap)[2], None)
-        return heap[0][0] if heap else None
 
     def _idle(self) -> None:
         self._idle_wanted = False
-        self._idle_due_ns = self._now_ns + self._idle_every_ns
+        self._idle_due_ns = self._agenda.now_ns + self._idle_every_ns
         self._supervisor.idle()
         self._settle()
 
     def _step(self) -> None:
-        delivery = self._take_next()
+        delivery = self._agenda.take()
         inbox = delivery.inbox or self._inboxes[delivery.target]
         inbox.depth -= delivery.queued
         self._idle_wanted = True
@@ -263,27 +200,17 @@ class VirtualRuntime:
             self._supervisor.crash(inbox.child, delivery.failure, None)
         elif inbox.is_open:
             self._handle(inbox, delivery)
-        self._settle()
+        if self._failures or self.stop_reason is not None:
+            self._settle()
 
-    def _take_next(self) -> _Delivery:
-        """By time and sequence: what is due now may stand behind a timer that was set before."""
-        due, heap = self._due, self._heap
-        if due and not (heap and heap[0][0] <= self._now_ns and heap[0][2] < due[0][0]):
-            return due.popleft()[1]
-        at_ns, _, sequence, delivery = heapq.heappop(heap)
-        assert at_ns >= self._now_ns, "time went back"
-        self._now_ns = at_ns
-        self._timers.pop(sequence, None)
-        return delivery
-
-    def _handle(self, inbox: _Inbox, delivery: _Delivery) -> None:
+    def _handle(self, inbox: VirtualInbox, delivery: Delivery) -> None:
         message = delivery.message
         kind = type(message)
         if self._hashed:
-            self._trace.mix(self._now_ns, inbox.name, delivery.frame or kind.__name__.encode())
+            self._trace.mix(self._agenda.now_ns, inbox.name, delivery.frame or kind.__name__.encode())
         large = delivery.frame is not None and len(delivery.frame) > DETAIL_BYTES
         detail = None if large else message
-        self._trace.record(self._now_ns, "handled", inbox.name, kind.__name__, detail)
+        self._trace.record(self._agenda.now_ns, "handled", inbox.name, kind.__name__, detail)
         try:
             arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
             inbox.child.handlers[kind](arrived)
@@ -291,7 +218,7 @@ class VirtualRuntime:
             self._supervisor.crash(inbox.child, error, message)
 
     def _settle(self) -> None:
-        """After each handler: crash who overflowed, and stop the children when the run is over."""
+        """After a handler: crash who overflowed, and stop the children when the run is over."""
         while self._failures and self.stop_reason is None:
             self._supervisor.crash(*self._failures.pop(0))
         if self.stop_reason is not None:
@@ -299,7 +226,7 @@ class VirtualRuntime:
 
     # What actors and devices call, through kernel/verbs.py.
 
-    def send(self, owner: _Inbox, ref: Ref[Any], message: Message) -> None:
+    def send(self, owner: VirtualInbox, ref: Ref[Any], message: Message) -> None:
         self._send(owner.name, ref, message)
 
     def post(self, name: str, message: Message) -> None:
@@ -308,7 +235,7 @@ class VirtualRuntime:
     def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
         return self.send_after(self._inbox(name), delay_ns, Ref(name), message)
 
-    def _inbox(self, name: str) -> _Inbox:
+    def _inbox(self, name: str) -> VirtualInbox:
         inbox = self._inboxes.get(name)
         if inbox is None:
             raise UnknownRef(name)
@@ -322,88 +249,51 @@ class VirtualRuntime:
         inbox = self._inbox(name)
         _check_accepts(inbox, message)
         if not inbox.is_open:
-            self._trace.record(self._now_ns, "dropped", sender, type(message).__name__, name)
+            self._trace.record(self._agenda.now_ns, "dropped", sender, type(message).__name__, name)
         elif inbox.depth >= inbox.bound:
             self._failures.append((inbox.child, InboxOverflow(inbox.name, inbox.bound), message))
         else:
             inbox.depth += 1
-            self._deliver_now(
-                sender, _Delivery(name, inbox, None, message, self._frame(message), queued=True)
-            )
-            self._trace.record(self._now_ns, "sent", sender, type(message).__name__, name)
-
-    def _deliver_now(self, sender: str, delivery: _Delivery) -> None:
-        if self._jitter is None:
-            self._sequence += 1
-            self._due.append((self._sequence, delivery))
-        else:
-            self._schedule(self._now_ns, sender, delivery)
+            delivery = Delivery(name, inbox, None, message, self._frame(message), queued=True)
+            self._agenda.add_now(sender, delivery)
+            self._trace.record(self._agenda.now_ns, "sent", sender, type(message).__name__, name)
 
     def _send_out(self, sender: str, message: Message) -> None:
         if not isinstance(message, SendFrame):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
-        self._trace.mix(self._now_ns, INGRESS_NAME, message.payload)
-        self._trace.record(self._now_ns, "sent", sender, type(message).__name__, INGRESS_NAME)
+        self._trace.mix(self._agenda.now_ns, INGRESS_NAME, message.payload)
+        self._trace.record(self._agenda.now_ns, "sent", sender, type(message).__name__, INGRESS_NAME)
         if self._egress is not None:
             self._egress(message)
 
-    def send_after(self, owner: _Inbox, delay_ns: int, ref: Ref[Any], message: Message) -> Timer:
+    def send_after(self, owner: VirtualInbox, delay_ns: int, ref: Ref[Any], message: Message) -> Timer:
         target = self._inbox(ref.name)
         _check_accepts(target, message)
-        delivery = _Delivery(ref.name, target, owner, message, self._frame(message), queued=False)
-        timer_id = self._schedule(self._now_ns + max(0, delay_ns), owner.name, delivery)
-        self._timers[timer_id] = delivery
-        return Timer(timer_id)
+        delivery = Delivery(ref.name, target, owner, message, self._frame(message), queued=False)
+        return Timer(self._agenda.add(self._agenda.now_ns + max(0, delay_ns), owner.name, delivery))
 
     def cancel(self, timer: Timer) -> None:
-        delivery = self._timers.pop(timer.timer_id, None)
-        if delivery is not None:
-            delivery.cancelled = True
-            self._compact()
+        self._agenda.cancel(timer.timer_id)
 
-    def _compact(self) -> None:
-        """Cancelled timers stay in the heap until they come up; do not let them outnumber the others."""
-        self._cancelled += 1
-        if self._cancelled > 64 + len(self._heap) // 2:
-            self._cancelled = 0
-            self._heap = [entry for entry in self._heap if not entry[3].void]
-            heapq.heapify(self._heap)
-
-    def offload(self, owner: _Inbox, function: Callable[[], Message], size: int) -> None:
+    def offload(self, owner: VirtualInbox, function: Callable[[], Message], size: int) -> None:
         """Run a function now; its message arrives when one of the modelled threads would have ended it."""
         free_ns = self._offload_free_ns
         thread = free_ns.index(min(free_ns))
-        free_ns[thread] = max(self._now_ns, free_ns[thread]) + self._offload_cost_ns(size)
-        self._schedule(free_ns[thread], f"{owner.name}/offload", self._offloaded(owner, function))
+        free_ns[thread] = max(self._agenda.now_ns, free_ns[thread]) + self._offload_cost_ns(size)
+        self._agenda.add(free_ns[thread], f"{owner.name}/offload", self._offloaded(owner, function))
 
-    def _offloaded(self, owner: _Inbox, function: Callable[[], Message]) -> _Delivery:
+    def _offloaded(self, owner: VirtualInbox, function: Callable[[], Message]) -> Delivery:
         try:
             message = function()
             _check_accepts(owner, message)
-            return _Delivery(owner.name, owner, None, message, self._frame(message), queued=False)
+            return Delivery(owner.name, owner, None, message, self._frame(message), queued=False)
         except Exception as error:
-            return _Delivery(owner.name, owner, None, Message(), None, queued=False, failure=error)
+            return Delivery(owner.name, owner, None, Message(), None, queued=False, failure=error)
 
     def _frame(self, message: Message) -> bytes | None:
-        return codec.encode(message) if self._sequence % self._encode_every == 0 else None
-
-    def _schedule(self, at_ns: int, sender: str, delivery: _Delivery) -> int:
-        self._sequence += 1
-        tie = 0 if self._jitter is None else self._tie(self._jitter, at_ns, sender, delivery.target)
-        heapq.heappush(self._heap, (at_ns, tie, self._sequence, delivery))
-        return self._sequence
-
-    def _tie(self, jitter: random.Random, at_ns: int, sender: str, target: str) -> int:
-        """A random rank among the deliveries of `at_ns`, above the earlier ones of the same pair."""
-        if self._ties_ns < self._now_ns and len(self._ties) > TIES_KEPT:
-            self._ties_ns = self._now_ns
-            self._ties = {key: tie for key, tie in self._ties.items() if key[0] >= self._now_ns}
-        key = (at_ns, sender, target)
-        last = self._ties.get(key, jitter.randrange(TIE_STEP * 16))
-        self._ties[key] = last + 1 + jitter.randrange(TIE_STEP)
-        return self._ties[key]
+        return codec.encode(message) if self._agenda.sequence % self._encode_every == 0 else None
 
 
-def _check_accepts(inbox: _Inbox, message: Message) -> None:
+def _check_accepts(inbox: VirtualInbox, message: Message) -> None:
     if type(message) not in inbox.child.handlers:
         raise ContractError(f"{inbox.name} does not accept {type(message).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
 from muxk.kernel.devices.sim import SimCosts
@@ -13,10 +12,7 @@ FIELDS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 def stop_process(server: VirtualServer, seconds: int) -> None:
     """Everything that is to come comes so much later, and time goes on."""
-    runtime = server.runtime
-    runtime._heap = [(at_ns + seconds * S, *rest) for at_ns, *rest in runtime._heap]
-    heapq.heapify(runtime._heap)
-    runtime._now_ns += seconds * S
+    server.runtime._agenda.postpone(seconds * S)
 
 
 def test_an_item_that_was_running_when_the_process_was_stopped_is_not_given_up() -> None:

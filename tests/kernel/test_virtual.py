@@ -97,7 +97,7 @@ def test_a_cancelled_timer_does_not_move_time() -> None:
     runtime.run_until_idle()
     assert runtime.now_ns() == 5
     assert runtime.stop_reason is None
-    assert len(runtime._heap) < 200
+    assert len(runtime._agenda) < 200
 
 
 class Offloader(Actor):

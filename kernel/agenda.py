@@ -1,0 +1,168 @@
+"""What is to come in virtual time: a heap of deliveries by (time, sequence), and a queue of those of now.
+
+Most messages are sent for the very moment in which they are sent. They arrive in the order of their sending,
+so that a queue keeps them and the heap only those of later: timers, completions of devices, offloaded work.
+With jitter the order of one moment is drawn from a seed, and all go through the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from muxk.kernel.actor import Message
+from muxk.kernel.supervisor import Child
+
+TIE_STEP = 1 << 16
+"""With jitter, how far apart (at most) two ties of the same pair are drawn."""
+
+TIES_KEPT = 1024
+"""With jitter, pairs remembered before those of the past are dropped."""
+
+CANCELLED_MIN = 64
+"""Cancelled timers that may lie about, however few others there are."""
+
+
+@dataclass(eq=False, slots=True)
+class VirtualInbox:
+    """The inbox of one generation of an actor: only a count, the messages are in the agenda."""
+
+    name: str
+    child: Child
+    decode: Callable[[bytes], Message]
+    bound: int
+    is_open: bool = True
+    depth: int = 0
+
+
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """One entry of an agenda."""
+
+    target: str
+    inbox: VirtualInbox | None
+    """The generation it is for; None for what comes from outside: whichever lives then."""
+    owner: VirtualInbox | None
+    """The generation that set the timer, if it is one."""
+    message: Message
+    frame: bytes | None
+    """Its encoded form, which is what arrives; None where `encode_every` skips it."""
+    queued: bool
+    """True when it counts towards the depth of the inbox."""
+    failure: Exception | None = None
+    """What an offloaded function raised, instead of a message."""
+    cancelled: bool = False
+
+    @property
+    def void(self) -> bool:
+        """True when nobody is to see it any more."""
+        inbox, owner = self.inbox, self.owner
+        if inbox is not None and not inbox.is_open:
+            return True
+        return self.cancelled or (owner is not None and not owner.is_open)
+
+
+class Agenda:
+    """Deliveries of one run, and its clock."""
+
+    def __init__(self, jitter: random.Random | None) -> None:
+        self.now_ns = 0
+        self.sequence = 0
+        """Of the last delivery that was added."""
+        self._jitter = jitter
+        self._due: deque[tuple[int, Delivery]] = deque()
+        """What was added for the present moment, with its sequence. Empty with jitter."""
+        self._heap: list[tuple[int, int, int, Delivery]] = []
+        self._timers: dict[int, Delivery] = {}
+        self._cancelled = 0
+        self._ties_ns = 0
+        self._ties: dict[tuple[int, str, str], int] = {}
+
+    def __len__(self) -> int:
+        """Cancelled ones that lie about included."""
+        return len(self._due) + len(self._heap)
+
+    def add_now(self, sender: str, delivery: Delivery) -> None:
+        """Behind all that was added for this moment before."""
+        if self._jitter is not None:
+            self.add(self.now_ns, sender, delivery)
+            return
+        self.sequence += 1
+        self._due.append((self.sequence, delivery))
+
+    def add(self, at_ns: int, sender: str, delivery: Delivery) -> int:
+        """Its sequence, by which it can be cancelled if it has an owner."""
+        self.sequence += 1
+        tie = 0 if self._jitter is None else self._tie(self._jitter, at_ns, sender, delivery.target)
+        heapq.heappush(self._heap, (at_ns, tie, self.sequence, delivery))
+        if delivery.owner is not None:
+            self._timers[self.sequence] = delivery
+        return self.sequence
+
+    def next_ns(self) -> int | None:
+        """When the next one is due that somebody is to see."""
+        due = self._due
+        while due and due[0][1].void:
+            due.popleft()
+        if due:
+            return self.now_ns
+        self._drop_void()
+        return self._heap[0][0] if self._heap else None
+
+    def _drop_void(self) -> None:
+        heap = self._heap
+        while heap and heap[0][3].void:
+            self._timers.pop(heapq.heappop(heap)[2], None)
+
+    def take(self) -> Delivery:
+        """The next one, after `next_ns` said that there is one; its time is the present then."""
+        if self._due and not self._timer_goes_first():
+            return self._due.popleft()[1]
+        at_ns, _, sequence, delivery = heapq.heappop(self._heap)
+        assert at_ns >= self.now_ns, "time went back"
+        self.now_ns = at_ns
+        self._timers.pop(sequence, None)
+        return delivery
+
+    def _timer_goes_first(self) -> bool:
+        """One for this moment that was set before the first of what is due was sent."""
+        heap = self._heap
+        if not heap or heap[0][0] > self.now_ns:
+            return False
+        self._drop_void()
+        return bool(heap) and heap[0][0] <= self.now_ns and heap[0][2] < self._due[0][0]
+
+    def postpone(self, ns: int) -> None:
+        """Time passes in which nothing happens, and all that is to come comes so much later."""
+        assert not self._due, "the present moment is not over"
+        self.now_ns += ns
+        self._heap = [(at_ns + ns, *rest) for at_ns, *rest in self._heap]
+
+    def cancel(self, sequence: int) -> None:
+        """One that came, or was cancelled, is ignored."""
+        delivery = self._timers.pop(sequence, None)
+        if delivery is not None:
+            delivery.cancelled = True
+            self._compact()
+
+    def _compact(self) -> None:
+        """Cancelled timers stay in the heap until they come up; do not let them outnumber the others."""
+        self._cancelled += 1
+        if self._cancelled > CANCELLED_MIN + len(self._heap) // 2:
+            self._cancelled = 0
+            self._heap = [entry for entry in self._heap if not entry[3].void]
+            heapq.heapify(self._heap)
+            self._timers = {sequence: timer for sequence, timer in self._timers.items() if not timer.void}
+
+    def _tie(self, jitter: random.Random, at_ns: int, sender: str, target: str) -> int:
+        """A random rank among the deliveries of `at_ns`, above the earlier ones of the same pair."""
+        if self._ties_ns < self.now_ns and len(self._ties) > TIES_KEPT:
+            self._ties_ns = self.now_ns
+            self._ties = {key: tie for key, tie in self._ties.items() if key[0] >= self.now_ns}
+        key = (at_ns, sender, target)
+        last = self._ties.get(key, jitter.randrange(TIE_STEP * 16))
+        self._ties[key] = last + 1 + jitter.randrange(TIE_STEP)
+        return self._ties[key]
