@@ -34,4 +34,12 @@ def open_cuda_backend(
     device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress
 ) -> Backend:
     """Load a model onto the card that `cuda` or `cuda:N` names. Raises StartupError."""
-    raise StartupError(f"device {device!r} is not built yet")
+    found = cuda_usable()
+    if isinstance(found, WhyNot):
+        raise StartupError(f"device {device!r} can not be used: {found.reason}; {found.remedy}")
+    _, colon, number = device.partition(":")
+    if colon and not number.isdecimal():
+        raise StartupError(f"device {device!r}: {number!r} is not the number of a card; use cuda or cuda:0")
+    from muxk.actors.cuda_opening import open_card
+
+    return open_card(int(number) if colon else found.index, model, dtype, kv_tokens, progress)

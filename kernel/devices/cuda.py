@@ -161,10 +161,12 @@ class CudaDevice:
     def _open_lane(self, opened: Opened, phase: Phase, units: range) -> CudaLane:
         """On the stream of its own partition, which its workspaces are warmed on."""
         count = len(units)
-        name = "whole" if count == self.units else f"{phase}@{count}"
+        whole = count == self.units
+        name = "whole" if whole else f"{phase}@{count}"
         stream = opened.streams.stream(opened.partitions.streams(phase, count))
         with stream.current():
-            state = opened.runner.open_lane(phase, count)
+            # Both phases take turns on the whole device, and a prefill lane runs steps too.
+            state = opened.runner.open_lane(Phase.PREFILL if whole else phase, count)
         return CudaLane(name, phase, units, stream, LaneClock(opened.streams), state)
 
     def _rebuild(self, launcher: Launcher) -> None:

@@ -26,8 +26,9 @@ from muxk.kernel.work import DecodeWork, Item, PrefillWork
 
 LAUNCHES_MAX = 256
 """Items that wait to be enqueued; the arbiter's backlog ends long before."""
-LAYERS_A_TURN = 4
-"""Layers of a prefill that are enqueued before the thread looks again: about a millisecond of host time."""
+LAYERS_A_TURN = 8
+"""Layers of a prefill that are enqueued before the thread looks again: one or two ms of the host's time. Fewer
+would plan attention more often."""
 POLL_S = 50e-6
 """How long the thread rests between two looks at the card."""
 DRAIN_S = 10.0

@@ -16,7 +16,7 @@ from muxk.kernel.devices.cuda_items import DeviceLost
 from muxk.kernel.devices.cuda_launcher import LAUNCHES_MAX, LAYERS_A_TURN
 from muxk.kernel.work import Item, Phase, PrefillWork
 
-LAYERS = 12
+LAYERS = 3 * LAYERS_A_TURN
 
 
 class HookedRunner(FakeRunner):
@@ -327,7 +327,7 @@ def test_every_lane_is_opened_and_captured_on_the_stream_of_its_own_partition() 
     device = fake_device(streams, runner, units=8, decode_units=(2, 4))
     device.start(CollectingPort())
     assert opened == [
-        (Phase.DECODE, 8, 8),
+        (Phase.PREFILL, 8, 8),
         (Phase.DECODE, 2, 2),
         (Phase.PREFILL, 6, 1006),
         (Phase.DECODE, 4, 4),
