@@ -67,7 +67,7 @@ class Backend:
     model: str
     max_context_tokens: int
     cluster: Cluster | None = None
-    identity: Identity = Identity()
+    identity: Identity = field(default_factory=Identity)
     profile: Estimates | None = None
     """What was measured before, in place of the measurement at start."""
 
@@ -86,13 +86,18 @@ def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, pro
     kind, _, count = device.partition(":")
     if kind == "sim" and count.partition(",")[0] in known_gpus():
         return _open_sim_gpu(device, model, kv_tokens)
+    device, devices = _device_count(device)
+    kind, _, count = device.partition(":")
     units = _unit_count(device, count) if count else None
-    if kind == "sim":
+    if kind == "sim" and devices == 1:
         return _open_sim(
             units or SIM_UNITS_DEFAULT, SIM_KV_TOKENS_DEFAULT if kv_tokens is None else kv_tokens
         )
     if kind in ("auto", "cpu"):
-        return _open_cpu(model, dtype, units, KV_TOKENS_DEFAULT if kv_tokens is None else kv_tokens, progress)
+        tokens = KV_TOKENS_DEFAULT if kv_tokens is None else kv_tokens
+        return _open_cpu(model, dtype, units, devices, tokens, progress)
+    if kind == "sim":
+        raise StartupError("devices of `sim` are single: use sim:h200,devices=N, which are modelled cards")
     raise StartupError(f"unknown device {device!r}: use auto, cpu, cpu:N, sim:N (N units) or sim:h200")
 
 
@@ -102,6 +107,17 @@ def _open_sim_gpu(device: str, model: str, kv_tokens: int | None) -> Backend:
 
     gpu = open_gpu_backend(device, model, kv_tokens)
     return replace(gpu.backend, max_context_tokens=min(gpu.shape.context_max, gpu.kv_tokens))
+
+
+def _device_count(device: str) -> tuple[str, int]:
+    """`cpu:2,devices=2` as (`cpu:2`, 2)."""
+    kind, comma, option = device.partition(",")
+    name, _, count = option.partition("=")
+    if not comma:
+        return device, 1
+    if name.strip() != "devices" or not count.isdecimal() or int(count) < 1:
+        raise StartupError(f"device {device!r}: after the comma comes devices=N, the cores dealt out to N")
+    return kind, int(count)
 
 
 def _unit_count(device: str, count: str) -> int:
@@ -124,7 +140,9 @@ def _pages(kv_tokens: int) -> int:
     return kv_tokens // PAGE_SIZE + 1
 
 
-def _open_cpu(model: str, dtype: str, units: int | None, kv_tokens: int, progress: Progress) -> Backend:
+def _open_cpu(
+    model: str, dtype: str, units: int | None, devices: int, kv_tokens: int, progress: Progress
+) -> Backend:
     missing = [name for name in ("torch", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
         raise StartupError(
@@ -133,7 +151,11 @@ def _open_cpu(model: str, dtype: str, units: int | None, kv_tokens: int, progres
     cores = available_cores()
     if units is not None and units > len(cores):
         raise StartupError(f"--device cpu:{units} asks for more cores than the {len(cores)} there are")
+    cores = cores[: units or len(cores)]
+    if devices > len(cores):
+        raise StartupError(f"devices={devices}: each needs a core, and there are {len(cores)}")
     prepare_process()
+    from muxk.actors.cpu_identity import cpu_facts
     from muxk.models.load import load_runner, open_weights
     from muxk.models.resolve import resolve_model
     from muxk.models.tokenizer import load_tokenizer
@@ -151,17 +173,38 @@ def _open_cpu(model: str, dtype: str, units: int | None, kv_tokens: int, progres
     except ModelError as error:
         raise StartupError(str(error)) from error
     limit = min(context, (pages - 1) * PAGE_SIZE)
-    identity = _cpu_identity(runner, dtype)
-    return Backend(
-        CpuDevice(runner, cores[: units or len(cores)]), tokenizer, model, limit, identity=identity
+    sizes, fingerprint = cpu_facts(open_weights(source).config)
+    identity = Identity(sizes, dtype, fingerprint)
+    if devices == 1:
+        return Backend(CpuDevice(runner, cores), tokenizer, model, limit, identity=identity)
+    from muxk.actors.cpu_cluster import share_cores
+
+    cluster = share_cores(runner, cores, devices)
+    return Backend(cluster.devices[0], tokenizer, model, limit, cluster, identity)
+
+
+def device_for(device: str, policy: str, devices_min: int) -> str:
+    """`--device`, with as many devices as the policy needs where nothing else was said.
+
+    Raises StartupError for one device where the policy needs several.
+    """
+    if devices_min == 1 or "devices=" in device:
+        count = _devices_of(device)
+        if count < devices_min:
+            raise StartupError(f"the policy {policy} needs {devices_min} devices, and {device} is {count}")
+        return device
+    if device in ("auto", "cpu"):
+        return f"cpu,devices={devices_min}"
+    raise StartupError(
+        f"the policy {policy} needs {devices_min} devices or more, and {device} is one: "
+        f"use --device {device},devices={devices_min}"
     )
 
 
-def _cpu_identity(runner: Any, dtype: str) -> Identity:
-    """The model's sizes; the processor, and whether the native operators are built."""
-    import msgspec
-    from muxk.models.native_library import load_native
-
-    config = msgspec.to_builtins(runner.config)
-    fingerprint = digest((processor_name(), load_native() is not None))
-    return Identity(config, dtype, fingerprint)
+def _devices_of(device: str) -> int:
+    """What `devices=` says in it; whoever opens the device complains about anything else."""
+    for option in device.split(",")[1:]:
+        name, _, count = option.partition("=")
+        if name.strip() == "devices" and count.isdecimal():
+            return int(count)
+    return 1
