@@ -92,6 +92,8 @@ class Search:
     """Relative width of the last bracket."""
     runs_max: int = 40
     """With each seed."""
+    checks: tuple[float, ...] = CHECKS
+    """Where to look once more, in multiples of the answer."""
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("lowest", self.lowest), ("highest", self.highest)):
@@ -198,7 +200,7 @@ def _next_rate(met: dict[float, bool], search: Search) -> float | None:
 
 def _next_check(met: dict[float, bool], supported: float, not_met: float, search: Search) -> float | None:
     """A rate further out that has nothing near it yet."""
-    for factor in CHECKS:
+    for factor in search.checks:
         rate = (not_met if factor > 1 else supported) * factor
         near = any(abs(math.log(tried / rate)) < abs(math.log(factor)) / 8 for tried in met)
         if search.lowest <= rate <= search.highest and not near:

@@ -1,4 +1,4 @@
-"""Conversations whose turns wait for their answers, and requests that are judged by the SLOs of their class."""
+"""Conversations whose turns wait for their answers, and requests judged by the SLOs of their class."""
 
 from __future__ import annotations
 
