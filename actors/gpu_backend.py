@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +33,7 @@ class GpuBackend:
     tp: int
     cluster: Cluster | None = None
     """All devices, if there are several; `device` is the first."""
-    identity: Identity = Identity()
+    identity: Identity = field(default_factory=Identity)
     profile: Estimates | None = None
     """See `Backend`."""
 
