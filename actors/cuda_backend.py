@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muxk.actors.backends import Backend, Progress, StartupError
+from muxk.kernel.devices.cuda_facts import Problem, find_problem
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,26 @@ class WhyNot:
     """What the user can do about it, one line."""
 
 
-def cuda_usable() -> Usable | WhyNot:
-    """Look for what the cuda device needs, cheapest first, without loading a model."""
-    return WhyNot("the cuda device is not built yet", "use --device cpu")
+def cuda_usable(index: int = 0) -> Usable | WhyNot:
+    """Look for what the cuda device needs on a card, cheapest first, without importing torch."""
+    found = find_problem(index)
+    if isinstance(found, Problem):
+        return WhyNot(found.reason, found.remedy)
+    return Usable(found.index, found.name)
 
 
 def open_cuda_backend(
     device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress
 ) -> Backend:
     """Load a model onto the card that `cuda` or `cuda:N` names. Raises StartupError."""
-    found = cuda_usable()
-    if isinstance(found, WhyNot):
-        raise StartupError(f"device {device!r} can not be used: {found.reason}; {found.remedy}")
     _, colon, number = device.partition(":")
     if colon and not number.isdecimal():
         raise StartupError(f"device {device!r}: {number!r} is not the number of a card; use cuda or cuda:0")
+    found = cuda_usable(int(number) if colon else 0)
+    if isinstance(found, WhyNot):
+        raise StartupError(
+            f"device {device!r} can not be used: {found.reason}; {found.remedy}. muxk doctor shows more"
+        )
     from muxk.actors.cuda_opening import open_card
 
-    return open_card(int(number) if colon else found.index, model, dtype, kv_tokens, progress)
+    return open_card(found.index, model, dtype, kv_tokens, progress)
