@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from muxk.kernel.bandwidth import Sharing, rates, rates_of_two
 
 
@@ -30,61 +31,34 @@ Mark = tuple[int, int, float, float]
 """A moment at which the rate of a job changed: the time, the phase, what is left of it, the rate."""
 
 
-class Job:
-    """A launched item on its way through a lane."""
+class Job(msgspec.Struct, eq=False, gc=False):
+    """A launched item on its way through a lane.
 
-    __slots__ = (
-        "after",
-        "anchor_ns",
-        "demand",
-        "due_ns",
-        "end_ns",
-        "job_id",
-        "lane",
-        "launched_ns",
-        "left",
-        "log",
-        "phase",
-        "phases",
-        "rate",
-        "ready_ns",
-        "start_ns",
-        "started",
-        "waits",
-    )
+    It may start at `ready_ns`; it ends at `launched_ns`, when all of it is launched, or later.
+    """
 
-    def __init__(
-        self,
-        job_id: int,
-        lane: int,
-        phases: Sequence[PhaseCost],
-        ready_ns: int,
-        launched_ns: int,
-        after: Sequence[int] = (),
-    ) -> None:
-        """It may start at `ready_ns`; it ends at `launched_ns`, when all of it is launched, or later."""
-        self.job_id = job_id
-        self.lane = lane
-        self.phases = phases
-        self.ready_ns = ready_ns
-        self.launched_ns = launched_ns
-        self.after = after
-        self.log: list[Mark] = []
-        self.started = False
-        self.start_ns: int | None = None
-        """Known once all that it waits for has a known end."""
-        self.end_ns: int | None = None
-        self.phase = 0
-        self.left = 0.0
-        """Of its phase at `anchor_ns`, in ns alone."""
-        self.rate = 0.0
-        self.anchor_ns = 0
-        self.due_ns = 0
-        """When its phase ends at the present rate."""
-        self.demand = 0.0
-        """Bytes a ns of its phase when it runs alone."""
-        self.waits = 0.0
-        """See `PhaseCost`."""
+    job_id: int
+    lane: int
+    phases: Sequence[PhaseCost]
+    ready_ns: int
+    launched_ns: int
+    after: tuple[int, ...] = ()
+    log: list[Mark] = []
+    started: bool = False
+    start_ns: int | None = None
+    """Known once all that it waits for has a known end."""
+    end_ns: int | None = None
+    phase: int = 0
+    left: float = 0.0
+    """Of its phase at `anchor_ns`, in ns alone."""
+    rate: float = 0.0
+    anchor_ns: int = 0
+    due_ns: int = 0
+    """When its phase ends at the present rate."""
+    demand: float = 0.0
+    """Bytes a ns of its phase when it runs alone."""
+    waits: float = 0.0
+    """See `PhaseCost`."""
 
     def begin(self, phase: int, now_ns: int) -> None:
         """Enter a phase; after the last one it waits for the host, moving nothing. A rate must follow."""
@@ -154,6 +128,9 @@ class Timeline:
         assert start_ns is not None, "the plan goes to the end of all jobs"
         self._jobs[job.job_id] = self._last[job.lane] = job
         again = [other for other in self._jobs.values() if other.end_ns is None or other.end_ns > start_ns]
+        if len(again) == 1:
+            self._plan_alone(job, start_ns)
+            return again
         for other in again:
             other.rewind(start_ns)
         self._plan(again, start_ns)
@@ -197,6 +174,24 @@ class Timeline:
                 dues_ns += [job.start_ns for job in waiting if job.start_ns is not None]
             now_ns = min(dues_ns)
             running = [job for job in running if job.due_ns > now_ns or not self._is_over(job, now_ns)]
+
+    def _plan_alone(self, job: Job, now_ns: int) -> None:
+        """`_plan` of a new job beside which nothing runs: most decode steps."""
+        job.started, job.start_ns = True, now_ns
+        for phase, (alone_ns, moved, waits) in enumerate(job.phases):
+            rate = self._rate_alone(moved / alone_ns, waits)
+            job.log.append((now_ns, phase, alone_ns, rate))
+            now_ns += math.ceil(alone_ns / rate)
+        if now_ns < job.launched_ns:
+            job.log.append((now_ns, len(job.phases), 0.0, 1.0))
+            now_ns = job.launched_ns
+        job.end_ns = now_ns
+
+    def _rate_alone(self, demand: float, waits: float) -> float:
+        if demand <= self._sharing.bandwidth:
+            return 1.0
+        [rate] = rates([demand], [waits], self._sharing)
+        return rate
 
     def _begin(self, running: list[Job], waiting: list[Job], now_ns: int) -> list[Job]:
         """Move jobs whose time has come from those that wait, which are returned, to those that run."""

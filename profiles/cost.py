@@ -55,6 +55,8 @@ class RooflineCost:
         self._kv_heads = shape.kv_heads_of_one(tp)
         self._streams = elementwise_bytes(shape, tp)
         self._kept: dict[tuple[int, int, int, int, int], _Kept] = {}
+        self._decode_attention: dict[int, card.DecodeAttention] = {}
+        """By units."""
 
     def phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
         """Attention, GEMMs with the head, elementwise kernels, all-reduce.
@@ -75,15 +77,22 @@ class RooflineCost:
     def attention(self, load: ItemLoad, units: int) -> PhaseCost:
         """Of one layer: decode rows and the chunk's rows are kernels of their own."""
         ns = moved = 0.0
-        widths = (self._heads, self._kv_heads, self.shape.head_dim, units)
         if load.decode_rows:
-            ns += card.decode_attention_ns(self.profile, load.decode_rows, load.decode_context, *widths)
+            ns += self._decode_attention_on(units).ns(load.decode_rows, load.decode_context)
             moved += attention_bytes(self.shape, self.tp, load.decode_context, load.decode_rows)
         if load.chunk_tokens:
             sums = (load.chunk_tokens, load.chunk_pairs, load.chunk_context)
+            widths = (self._heads, self._kv_heads, self.shape.head_dim, units)
             ns += card.prefill_attention_ns(self.profile, *sums, *widths)
             moved += attention_bytes(self.shape, self.tp, load.chunk_context, load.chunk_tokens)
         return PhaseCost(ns, moved)
+
+    def _decode_attention_on(self, units: int) -> card.DecodeAttention:
+        found = self._decode_attention.get(units)
+        if found is None:
+            widths = (self._heads, self._kv_heads, self.shape.head_dim, units)
+            found = self._decode_attention[units] = card.DecodeAttention(self.profile, *widths)
+        return found
 
     def _by_tokens(self, load: ItemLoad, units: int) -> _Kept:
         """All but attention, which is the same for all items of so many tokens and layers."""

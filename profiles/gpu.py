@@ -314,12 +314,26 @@ def decode_attention_ns(
     profile: GpuProfile, rows: int, context_tokens: int, heads: int, kv_heads: int, head_dim: int, units: int
 ) -> float:
     """One layer; `context_tokens` is the sum over the rows."""
-    constants = profile.decode_attention
-    busy = busy_units(profile, constants.grid, units)
-    moved = 4.0 * head_dim * (kv_heads * context_tokens + heads * rows)
-    streamed = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, busy)
-    streamed += constants.row_ns * rows * kv_heads / busy
-    return smooth_max(constants.floor_ns, streamed, constants.sharpness)
+    return DecodeAttention(profile, heads, kv_heads, head_dim, units).ns(rows, context_tokens)
+
+
+class DecodeAttention:
+    """`decode_attention_ns` of one model on so many SMs, with what steps have in common found once."""
+
+    def __init__(self, profile: GpuProfile, heads: int, kv_heads: int, head_dim: int, units: int) -> None:
+        constants = profile.decode_attention
+        self._heads, self._kv_heads, self._bytes = heads, kv_heads, 4.0 * head_dim
+        self._busy = busy_units(profile, constants.grid, units)
+        self._bandwidth = drawn_bandwidth(profile, constants.bandwidth_efficiency, self._busy)
+        self._row_ns, self._floor_ns = constants.row_ns, constants.floor_ns
+        self._sharpness = constants.sharpness
+
+    def ns(self, rows: int, context_tokens: int) -> float:
+        """One layer; `context_tokens` is the sum over the rows."""
+        moved = self._bytes * (self._kv_heads * context_tokens + self._heads * rows)
+        streamed = moved / self._bandwidth
+        streamed += self._row_ns * rows * self._kv_heads / self._busy
+        return smooth_max(self._floor_ns, streamed, self._sharpness)
 
 
 def prefill_attention_ns(

@@ -106,8 +106,7 @@ class GpuLane:
     number: int
 
 
-@dataclass(slots=True)
-class _Posted:
+class _Posted(msgspec.Struct, eq=False, gc=False):
     """A completion that was foreseen."""
 
     started_ns: int
@@ -144,6 +143,7 @@ class SimGpu:
         self._outputs: dict[int, tuple[StepOutput, StepOutput | None]] = {}
         self._posted: dict[int, _Posted] = {}
         self._host_free_ns = 0
+        self._seed = mixed(options.seed)
         self._port: DevicePort | None = None
 
     def splits(self) -> tuple[Split, ...]:
@@ -184,7 +184,7 @@ class SimGpu:
         for ended in self._timeline.forget(now_ns):
             del self._outputs[ended], self._posted[ended]
         load = load_of(item, self.layers)
-        factor = math.exp(self.options.noise * normal(self.options.seed, item.item_id))
+        factor = math.exp(self.options.noise * normal(self._seed, item.item_id))
         alone = self._cost.phases(load, len(lane.units))
         phases = [PhaseCost(cost.ns * factor, cost.bytes, cost.waits) for cost in alone]
         ready_ns, launched_ns = self._host_launch(load, now_ns)
@@ -299,8 +299,8 @@ def _probe_load(work: ProbeWork, count: int, layers: int) -> ItemLoad:
 
 
 def normal(seed: int, number: int) -> float:
-    """A standard normal deviate from two numbers (Box-Muller), the same in every process."""
-    first = mixed(mixed(seed) ^ number)
+    """A standard normal deviate from a mixed seed and a number (Box-Muller), the same in every process."""
+    first = mixed(seed ^ number)
     second = mixed(first + 1)
     uniform = (first + 1) / (WORD + 2)
     return math.sqrt(-2.0 * math.log(uniform)) * math.cos(2.0 * math.pi * second / (WORD + 1))
