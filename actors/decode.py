@@ -189,7 +189,7 @@ class Decode(Actor):
         rows = self.state.batch.rows
         for place, token in enumerate(int32_array(message.tokens).tolist()):
             row = rows[requests[place]]
-            if row.ending is None:
+            if row.ending is None or row.ending.to_group is not None:
                 self.state.batch.advance(row, token)
                 emitted.append(self._account(row, token, logprobs.get(place, ()), ()))
         self.state.steps += 1

@@ -33,7 +33,7 @@ from muxk.kernel.actor import Actor
 from muxk.kernel.link import Link, Migration, MigrationDone, MigrationFailed
 from muxk.kernel.messages import ReportRequests, ReportState, RequestsReported, StateReported
 from muxk.kernel.statuses import Reason, StatusReport
-from muxk.kernel.work import PAGE_SIZE
+from muxk.kernel.work import PAGE_SIZE, int32_bytes
 
 
 @dataclass
@@ -68,6 +68,8 @@ class MigrationState:
     """That the target had already."""
     busy_ns: int = 0
     """Of the link."""
+    given_up: int = 0
+    """Computed again, because they and others waited for each other's pages."""
     late_events: int = 0
 
 
@@ -109,6 +111,8 @@ class MigrationActor(Actor):
         if message.pages is None:
             if moving.aborted:
                 self._stop_waiting(message.request_id, message.group)
+            elif self._waits_for_itself(moving.asked.source):
+                self._compute_again(message.request_id, moving)
             return
         self.state.waiting[message.group].remove(message.request_id)
         moving.pages = message.pages
@@ -123,6 +127,36 @@ class MigrationActor(Actor):
         self.state.waiting[group].remove(request_id)
         self._let_go(request_id)
         self._ask_for_pages(group)
+
+    def _waits_for_itself(self, group: int) -> bool:
+        """Whether what waits for pages elsewhere holds the pages of a group that others wait for, and so on
+        round to it: then nobody might ever go on."""
+        reached, found = [group], {group: None}
+        while reached:
+            source = reached.pop()
+            for target, waiting in self.state.waiting.items():
+                if any(self.state.moving[request].asked.source == source for request in waiting):
+                    if target == group:
+                        return True
+                    if target not in found:
+                        found[target] = None
+                        reached.append(target)
+        return False
+
+    def _compute_again(self, request_id: int, moving: Moving) -> None:
+        """Give up its pages, and begin with its prompt and what it has said wherever there is room."""
+        asked = moving.asked
+        request = asked.reserved.request
+        again = msgspec.structs.replace(
+            request,
+            generated=request.generated + int32_bytes([asked.token]),
+            recomputes=request.recomputes + 1,
+        )
+        self.state.waiting[asked.target].remove(request_id)
+        del self.state.moving[request_id]
+        self.state.given_up += 1
+        self.send(self._groups[asked.source].kv_pool, ReleasePages(request_id, request.tokens, again))
+        self._ask_for_pages(asked.target)
 
     def _copy(self, request_id: int, moving: Moving, reused_pages: int) -> None:
         """Pages with KV in them, but for those at the front that the target has."""
@@ -227,6 +261,7 @@ class MigrationActor(Actor):
             "requests": state.requests,
             "pages": state.pages,
             "reused_pages": state.reused_pages,
+            "given_up": state.given_up,
             "link_busy_ms": state.busy_ns // 1_000_000,
             "late_events": state.late_events,
         }

@@ -10,7 +10,7 @@ import numpy as np
 from muxk.actors import protocol as wire
 from muxk.actors.backends import Backend
 from muxk.actors.kv_pool import KvPool, check_pool
-from muxk.actors.system import build_specs
+from muxk.actors.system import build_specs, start_devices
 from muxk.kernel.actor import Ref
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.devices.sim import END_TOKEN, HASH_FACTOR, SimCosts, SimDevice, _mix, _token_of
@@ -74,10 +74,14 @@ class VirtualServer:
         calibrate: bool = True,
         settings: dict[str, str] | None = None,
         device: SimDevice | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        pages = kv_tokens // PAGE_SIZE + 1
-        self.device = device or SimDevice(units=units, layers=layers, pages=pages, costs=costs)
-        backend = Backend(self.device, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE)
+        """`backend` takes the place of all that describes a device."""
+        if backend is None:
+            pages = kv_tokens // PAGE_SIZE + 1
+            self.device = device or SimDevice(units=units, layers=layers, pages=pages, costs=costs)
+            backend = Backend(self.device, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE)
+        self.backend = backend
         self.trace = Trace(hashed=True)
         self.events: list[tuple[int, bytes, Any]] = []
         self.outcomes: dict[tuple[bytes, str], Outcome] = {}
@@ -88,7 +92,7 @@ class VirtualServer:
         self.runtime = VirtualRuntime(
             specs, trace=self.trace, seed=seed, jitter=jitter, egress=self._receive, encode_every=1
         )
-        self.device.start(self.runtime.port("arbiter"))
+        start_devices(backend, self.runtime.port)
 
     def send(self, at_ns: int, command: Any, peer: bytes = b"client") -> None:
         """Admin commands go to the admin front, as the client library sends them."""
@@ -111,11 +115,20 @@ class VirtualServer:
     def swap(self, at_ns: int, policy: Policy) -> None:
         """Have the actors use a policy that the gateway could not compile from a text."""
         self.runtime.start()
-        arbiter = self.runtime.actor("arbiter")
-        assert isinstance(arbiter, Arbiter)
-        sha = arbiter.state.decider._book.add(policy)
-        for name in ("arbiter", "admission", "prefill", "decode"):
-            self.runtime.inject(Ref(name), PolicyChanged(sha), at_ns)
+        for group in self.groups:
+            arbiter = self.runtime.actor(f"arbiter{group}")
+            assert isinstance(arbiter, Arbiter)
+            sha = arbiter.state.decider._book.add(policy)
+            for name in ("arbiter", "admission", "prefill", "decode"):
+                self.runtime.inject(Ref(f"{name}{group}"), PolicyChanged(sha), at_ns)
+        if self.backend.cluster is not None:
+            self.runtime.inject(Ref("placement"), PolicyChanged(policy.sha), at_ns)
+
+    @property
+    def groups(self) -> list[str]:
+        """What the names of a group's actors end with."""
+        cluster = self.backend.cluster
+        return [""] if cluster is None else [f"@{group}" for group in range(len(cluster.devices))]
 
     def run_until(self, at_ns: int) -> None:
         self.runtime.run_until(at_ns)
@@ -128,16 +141,21 @@ class VirtualServer:
 
     def check_whole(self) -> None:
         """Nothing is live, and every page is free or only cached."""
-        actor = self.runtime.actor("kv_pool")
-        assert isinstance(actor, KvPool)
-        check_pool(actor.state.pool)
-        assert actor.state.pool.used == 0
-        assert actor.state.prompts == {}
+        for group in self.groups:
+            actor = self.runtime.actor(f"kv_pool{group}")
+            assert isinstance(actor, KvPool)
+            check_pool(actor.state.pool)
+            assert actor.state.pool.used == 0, group
+            assert actor.state.prompts == {}
+            assert self.describe(f"decode{group}")["rows"] == 0
+            assert self.describe(f"prefill{group}")["batches"] == 0
+            assert self.describe(f"admission{group}")["waiting"] == 0
         assert self.describe("gateway")["live"] == 0
         assert self.describe("tokenizer")["live"] == 0
-        assert self.describe("decode")["rows"] == 0
-        assert self.describe("prefill")["batches"] == 0
-        assert self.describe("admission")["waiting"] == 0
+        if self.backend.cluster is not None:
+            placement, migration = self.describe("placement"), self.describe("migration")
+            assert (placement["waiting"], placement["placed"], placement["transfers"]) == (0, 0, 0)
+            assert migration["moving"] == 0
 
     def _receive(self, frame: SendFrame) -> None:
         now_ns = self.runtime.now_ns()
