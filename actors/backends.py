@@ -28,6 +28,8 @@ SIM_UNITS_DEFAULT = 8
 SIM_LAYERS = 8
 
 Progress = Callable[[str, float], None]
+Notice = Callable[[str], None]
+"""Takes a line for the user."""
 
 
 class StartupError(Exception):
@@ -81,11 +83,27 @@ class Backend:
             device.close()
 
 
-def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
-    """Load what `--device` and `--model` name. Raises StartupError."""
+def open_backend(
+    device: str,
+    model: str,
+    dtype: str,
+    kv_tokens: int | None,
+    progress: Progress,
+    notice: Notice = lambda text: None,
+) -> Backend:
+    """Load what `--device` and `--model` name; `notice` is told what `auto` chose, and why.
+
+    Raises StartupError.
+    """
+    if device == "auto":
+        device = _choose_device(dtype, notice)
     kind, _, count = device.partition(":")
     if kind == "sim" and count.partition(",")[0] in known_gpus():
         return _open_sim_gpu(device, model, kv_tokens)
+    if kind == "cuda":
+        from muxk.actors.cuda_backend import open_cuda_backend
+
+        return open_cuda_backend(device, model, dtype, kv_tokens, progress)
     device, devices = _device_count(device)
     kind, _, count = device.partition(":")
     units = _unit_count(device, count) if count else None
@@ -98,7 +116,17 @@ def open_backend(device: str, model: str, dtype: str, kv_tokens: int | None, pro
         return _open_cpu(model, dtype, units, devices, tokens, progress)
     if kind == "sim":
         raise StartupError("devices of `sim` are single: use sim:h200,devices=N, which are modelled cards")
-    raise StartupError(f"unknown device {device!r}: use auto, cpu, cpu:N, sim:N (N units) or sim:h200")
+    known = "auto, cpu, cpu:N, cuda, cuda:N, sim:N (N units) or sim:h200"
+    raise StartupError(f"unknown device {device!r}: use {known}")
+
+
+def _choose_device(dtype: str, notice: Notice) -> str:
+    """A card where one can be used, else the cores."""
+    from muxk.actors.cuda_backend import choose_card
+
+    chosen = choose_card(dtype)
+    notice(chosen.reason)
+    return chosen.device
 
 
 def _open_sim_gpu(device: str, model: str, kv_tokens: int | None) -> Backend:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from muxk.actors.backends import Backend, Progress, StartupError
 from muxk.kernel.devices.cuda_facts import Problem, find_problem
 
+CARD_DTYPES = ("auto", "bf16", "fp16")
+"""Of `models/cuda_load.py`, which imports torch."""
+
 
 @dataclass(frozen=True)
 class Usable:
@@ -32,6 +35,25 @@ def cuda_usable(index: int = 0) -> Usable | WhyNot:
     if isinstance(found, Problem):
         return WhyNot(found.reason, found.remedy)
     return Usable(found.index, found.name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `--device auto` means here."""
+
+    device: str
+    reason: str
+    """One line for the user."""
+
+
+def choose_card(dtype: str) -> Choice:
+    """The first card if the cuda device can use it and knows the dtype, else the cores, with the reason."""
+    if dtype not in CARD_DTYPES:
+        return Choice("cpu", f"device cpu, and not cuda: --dtype {dtype} is of the cpu device only")
+    found = cuda_usable()
+    if isinstance(found, WhyNot):
+        return Choice("cpu", f"device cpu, and not cuda: {found.reason}")
+    return Choice(f"cuda:{found.index}", f"device cuda:{found.index}: {found.name}")
 
 
 def open_cuda_backend(

@@ -63,7 +63,8 @@ class ServeOptions:
     """A path, or the name of a policy that ships or is installed."""
     settings: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
-    """`auto`, `cpu`, `cpu:N` for N cores, `sim` or `sim:N` for a simulated device of N units."""
+    """`auto`, `cpu`, `cpu:N` for N cores, `cuda` or `cuda:N` for a card, `sim` or `sim:N` for a simulated
+    device of N units."""
     model: str = "smollm2-135m-instruct"
     dtype: str = "auto"
     endpoint: str | None = None
@@ -152,7 +153,7 @@ def serve(
 
     `ready(endpoint)` is called once, when the first tables of the estimator are out. The first SIGINT or
     SIGTERM drains: what is accepted is finished. The second stops. SIGHUP reads the policy's file again.
-    `notice` is told of policy files that were read again.
+    `notice` is told of policy files that were read again, and of the device that `auto` chose.
 
     Raises:
         StartupError: with a message for the user.
@@ -172,7 +173,7 @@ def serve(
             raise StartupError(str(error)) from error
         if recorder is not None:
             stack.callback(recorder.close)
-        backend = open_backend(device, options.model, options.dtype, options.kv_tokens, progress)
+        backend = open_backend(device, options.model, options.dtype, options.kv_tokens, progress, notice)
         stack.callback(backend.close)
         serving = Serving(options, opened, book, recorder, progress, ready, notice)
         return anyio.run(serving.run, backend, ingress, directory)

@@ -64,7 +64,10 @@ def run(
         bool, typer.Option("--demo", help="Start a server, show chats and long prompts on it, and end.")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cpu:N for N cores, or sim:N for a simulated device of N units.")
+        str,
+        typer.Option(
+            help="auto, cpu, cpu:N for N cores, cuda, cuda:N, or sim:N for a simulated one of N units."
+        ),
     ] = "auto",
     model: Annotated[
         str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
@@ -171,7 +174,7 @@ def _serve(options: ServeOptions, supervised: bool) -> None:
 
 
 def _notice(text: str) -> None:
-    """What became of a policy file that was read again."""
+    """What became of a policy file that was read again, or which device `auto` chose."""
     typer.echo(text, err=True)
 
 
@@ -202,6 +205,8 @@ def _single_unit(device: str) -> bool:
     from muxk.kernel.devices.cpu import available_cores
 
     kind, _, count = device.partition(":")
+    if kind == "cuda":
+        return False
     return count == "1" or (kind != "sim" and not count and len(available_cores()) == 1)
 
 

@@ -34,7 +34,7 @@ PACKAGES: Mapping[str, str] = {
 }
 """Module -> the package that brings it."""
 CAPABILITY_MIN = (8, 0)
-"""Ampere: bfloat16, and the tensor-core instructions of FlashInfer's fa2 kernels."""
+"""Ampere: what Triton compiles for, and what has bfloat16."""
 TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 CARDS_MAX = 64
 """Cards that are looked at."""
