@@ -12,9 +12,9 @@ from functools import partial
 
 from muxk.actors.backends import Backend, Progress, StartupError
 from muxk.actors.tokenizer import Tokenizer
+from muxk.kernel.device import DeviceLost
 from muxk.kernel.devices.cuda import CudaDevice, Opened
 from muxk.kernel.devices.cuda_driver import CudaError, CudaUnavailable, open_driver, prepare_process
-from muxk.kernel.devices.cuda_items import DeviceLost
 from muxk.kernel.devices.cuda_memory import DoesNotFitOnCard, plan_memory
 from muxk.kernel.devices.cuda_partition import PartitionRefused, Partitions, open_partitions
 from muxk.kernel.devices.cuda_streams import CudaStreams, TorchStreams

@@ -8,7 +8,7 @@ from muxk.actors import group_messages as g
 from muxk.actors import messages as m
 from muxk.kernel import messages as k
 from muxk.kernel.actor import Ref
-from muxk.kernel.device import ItemDone, ItemFailed
+from muxk.kernel.device import DeviceFailed, ItemDone, ItemFailed
 from muxk.kernel.link import MigrationDone, MigrationFailed
 
 GatewayInbox = (
@@ -108,6 +108,7 @@ ArbiterInbox = (
     | k.DecodeIdle
     | ItemDone
     | ItemFailed
+    | DeviceFailed
     | k.DecodeFloorReached
     | k.LookForStuckItems
     | k.ResizeGroup

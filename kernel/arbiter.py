@@ -18,7 +18,7 @@ from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_report import ArbiterReport
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
-from muxk.kernel.device import Device, ElasticDevice, ItemDone, ItemFailed
+from muxk.kernel.device import Device, DeviceFailed, DeviceLost, ElasticDevice, ItemDone, ItemFailed
 from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.idle import IdleReport, idle_summary
 from muxk.kernel.idle_causes import idle_causes
@@ -78,6 +78,7 @@ class Arbiter(Actor):
         | DecodeIdle
         | ItemDone
         | ItemFailed
+        | DeviceFailed
         | DecodeFloorReached
         | LookForStuckItems
         | ResizeGroup
@@ -214,6 +215,10 @@ class Arbiter(Actor):
 
     def on_item_failed(self, message: ItemFailed) -> None:
         self._take_completion(message)
+
+    def on_device_failed(self, message: DeviceFailed) -> None:
+        """Pages, parked prefills and cached prefixes are lost: only a restart of all makes that true here."""
+        raise DeviceLost(message.reason)
 
     def _take_completion(self, message: ItemDone | ItemFailed) -> None:
         """Completions in the order in which items ended, where that order means anything.
@@ -402,6 +407,7 @@ class Arbiter(Actor):
             "policy_sha": state.policy.sha,
             "device": self._device.name,
             "units": self._device.units,
+            "device_state": dict(self._device.describe()),
             "split": {"decode": split.decode_units, "prefill": split.prefill_units},
             "split_residency_ms": self._splits.residency_ms(self.now_ns()),
             "lanes": self._lanes.describe(self.now_ns()),

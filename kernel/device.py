@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.work import (
@@ -38,6 +38,16 @@ class ItemFailed(Message, frozen=True):
 
     item_id: int
     reason: str
+
+
+class DeviceFailed(Message, frozen=True):
+    """device -> arbiter: it is gone with all its memory, after an `ItemFailed` for each item in flight."""
+
+    reason: str
+
+
+class DeviceLost(RuntimeError):
+    """The device is gone: whoever uses it is restarted, and `reset` builds it again."""
 
 
 class Lane(Protocol):
@@ -109,7 +119,13 @@ class Device(Protocol):
         """Free the parked state of a prefill batch none of whose items is in flight."""
 
     def reset(self) -> None:
-        """Forget parked state and wait for items in flight, after a crash of the executors."""
+        """Forget parked state and wait for items in flight, after a crash of the executors.
+
+        A device that is lost is built again. Raises what keeps it from that.
+        """
+
+    def describe(self) -> Mapping[str, Any]:
+        """For the state: what of it is worth showing beside its name and units. Plain values."""
 
     def close(self) -> None:
         """End threads and free memory; idempotent."""

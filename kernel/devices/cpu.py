@@ -12,9 +12,9 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muxk.kernel.device import DevicePort, ItemDone, ItemFailed, Lane, Runner
 from muxk.kernel.work import DecodeWork, Item, Phase, PrefillWork, Split, StepOutput
@@ -132,6 +132,9 @@ class CpuDevice:
                 raise DeviceHangs(f"{self._in_flight} items have not ended within {CLOSE_S:g} s of a crash")
         self._ended.clear()
         self._runner.reset()
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"cores": self._cores}
 
     def close(self) -> None:
         lanes, self._lanes = self._lanes, {}

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from muxk.kernel.cuda_runner import CudaRunner
-from muxk.kernel.device import DevicePort, ItemFailed, Lane
+from muxk.kernel.device import DeviceLost, DevicePort, ItemFailed, Lane
 from muxk.kernel.devices.cuda_clock import LaneClock
 from muxk.kernel.devices.cuda_graphs import Graphs, Progress, capture_graphs
-from muxk.kernel.devices.cuda_items import CudaLane, DeviceLost
+from muxk.kernel.devices.cuda_items import CudaLane
 from muxk.kernel.devices.cuda_launcher import DRAIN_S, Launcher
 from muxk.kernel.devices.cuda_partition import Partitions
 from muxk.kernel.devices.cuda_streams import CudaStreams

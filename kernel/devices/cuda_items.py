@@ -12,10 +12,6 @@ from muxk.kernel.devices.cuda_streams import CudaEvent, CudaStream, first_line
 from muxk.kernel.work import DecodeWork, Item, Phase, StepOutput
 
 
-class DeviceLost(RuntimeError):
-    """The card's context is gone, with everything in its memory; only a rebuilt device serves again."""
-
-
 @dataclass(eq=False)
 class CudaLane:
     """A stream of a partition, and what of the model belongs to it alone."""

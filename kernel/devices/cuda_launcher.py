@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from muxk.kernel.cuda_runner import CudaRunner
-from muxk.kernel.device import DevicePort, ItemDone, ItemFailed
+from muxk.kernel.device import DeviceFailed, DevicePort, ItemDone, ItemFailed
 from muxk.kernel.devices.cuda_items import CudaLane, Launch, completion
 from muxk.kernel.devices.cuda_streams import CudaEvent, CudaStreams, first_line
 from muxk.kernel.work import DecodeWork, Item, PrefillWork
@@ -27,8 +27,8 @@ from muxk.kernel.work import DecodeWork, Item, PrefillWork
 LAUNCHES_MAX = 256
 """Items that wait to be enqueued; the arbiter's backlog ends long before."""
 LAYERS_A_TURN = 8
-"""Layers of a prefill that are enqueued before the thread looks again: one or two ms of the host's time. Fewer
-would plan attention more often."""
+"""Layers of a prefill that are enqueued before the thread looks again: one or two ms of the host's time.
+With fewer, attention would be planned more often."""
 POLL_S = 50e-6
 """How long the thread rests between two looks at the card."""
 DRAIN_S = 10.0
@@ -275,13 +275,15 @@ class Launcher:
         self._events += [launch.started, launch.ended]
         return started_ns, lane.last_ns
 
-    def _post(self, message: ItemDone | ItemFailed) -> None:
+    def _post(self, message: ItemDone | ItemFailed | DeviceFailed) -> None:
         if self._port is not None:
             self._port.post(message)
 
     def _lose(self, reason: str) -> None:
+        """Fail what is in flight, then tell that nothing in memory is what it was."""
         self._lost = reason
         self._fail_all(reason)
+        self._post(DeviceFailed(reason))
 
     def _fail_all(self, reason: str) -> None:
         """Every item that is enqueued or waits."""

@@ -8,8 +8,9 @@ with a temperature mixes in the seed and the position, greedy does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -153,6 +154,9 @@ class SimDevice:
     def reset(self) -> None:
         self._touches.clear()
         self._steps.clear()
+
+    def describe(self) -> Mapping[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._lanes.clear()

@@ -11,9 +11,9 @@ posted anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from muxk.kernel.actor import Timer
@@ -206,6 +206,9 @@ class SimGpu:
         self._outputs.clear()
         self._timeline.clear()
         self._pool.forget_steps()
+
+    def describe(self) -> Mapping[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._lanes.clear()

@@ -9,10 +9,9 @@ import pytest
 from device_port import CollectingPort, decode_item, prefill_item
 from fake_streams import FakeRunner, FakeStreams, fake_device, opened_again, opened_with
 from muxk.kernel.cuda_runner import CudaLaneState
-from muxk.kernel.device import ItemDone, ItemFailed
+from muxk.kernel.device import DeviceFailed, DeviceLost, ItemDone, ItemFailed
 from muxk.kernel.devices import cuda, cuda_launcher
 from muxk.kernel.devices.cuda import CudaDevice, Opened
-from muxk.kernel.devices.cuda_items import DeviceLost
 from muxk.kernel.devices.cuda_launcher import LAUNCHES_MAX, LAYERS_A_TURN
 from muxk.kernel.work import Item, Phase, PrefillWork
 
@@ -57,6 +56,11 @@ class Rig:
         message = self.port.take()
         assert isinstance(message, ItemDone), message
         return message
+
+    def lost(self) -> str:
+        message = self.port.take()
+        assert isinstance(message, DeviceFailed), message
+        return message.reason
 
     def failed(self) -> ItemFailed:
         message = self.port.take()
@@ -232,6 +236,7 @@ def test_a_lost_card_fails_what_is_in_flight_with_the_reason_and_refuses_the_nex
     rig.streams.lose()
     reasons = {rig.failed().reason for _ in range(2)}
     assert reasons == {"the device is lost: CUDA error: an illegal memory access was encountered"}
+    assert rig.lost() == "CUDA error: an illegal memory access was encountered"
     with pytest.raises(DeviceLost, match="illegal memory access"):
         rig.decode(4)
     assert "illegal memory access" in rig.device.describe()["lost"]
@@ -248,6 +253,7 @@ def test_a_lost_card_is_opened_again_by_a_reset_and_serves() -> None:
     rig.streams.lose()
     rig.decode(1)
     assert "illegal memory access" in rig.failed().reason
+    rig.lost()
     rig.device.reset()
     assert rig.runner.closed
     assert rig.device.describe()["lost"] is None
@@ -301,6 +307,7 @@ def test_a_card_is_opened_again_only_so_many_times(monkeypatch: pytest.MonkeyPat
         (lost or made[0].streams).lose()  # type: ignore[attr-defined]
         device.launch(device.lane(Phase.DECODE, 1), decode_item(1, LAYERS), ())
         assert isinstance(port.take(), ItemFailed)
+        assert isinstance(port.take(), DeviceFailed)
         if lost is not None:
             device.reset()
     with pytest.raises(DeviceLost, match="opened again 1 times already"):
