@@ -20,6 +20,9 @@ from muxk.kernel.devices import cpu
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
 from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.idle import Cause
+from muxk.kernel.jobs import PrefillJob
+from muxk.kernel.lanes import LaneTable
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import (
     DecodeWork,
@@ -318,3 +321,29 @@ def test_closing_the_cpu_device_does_not_wait_for_an_item_that_hangs(monkeypatch
     runner.over.set()
     assert lane.thread is not None
     lane.thread.join(10)
+
+
+def test_the_times_that_a_device_tells_of_its_items_add_up_in_the_ledger(opened: tuple[Device, Port]) -> None:
+    device, port = opened
+    table = LaneTable(device, 1)
+    table.idle.begin(port.now_ns())
+    prefill, step = prefill_item(1, 0, 1).work, decode_item(1).work
+    assert isinstance(prefill, PrefillWork)
+    assert isinstance(step, DecodeWork)
+    job = PrefillJob(prefill, 0, 0, 0, device.layers)
+    job.begin_chunk(20)
+    table.launch_decode(1, step, port.now_ns())
+    table.launch_prefill(1, job, 2, port.now_ns())
+    table.launch_prefill(2, job, 2, port.now_ns())  # of another split: it waits for both
+    told_ns = 0
+    for message in collect(port, 3):
+        assert isinstance(message, ItemDone)
+        told_ns += (message.ended_ns - message.started_ns) * (2 if message.item_id == 3 else 1)
+        table.early[message.item_id] = message
+        while (due := table.next_completion()) is not None:
+            table.ended(due, port.now_ns())
+    report = table.idle.report(port.now_ns())
+    assert report.booked_unit_ns == report.total_unit_ns
+    assert report.open_unit_ns == report.idle[Cause.UNEXPLAINED].total_unit_ns == 0
+    assert sum(report.busy.values()) == pytest.approx(told_ns, rel=0.01)
+    assert report.idle[Cause.LAUNCH].count + report.idle[Cause.DRAIN].count > 0
