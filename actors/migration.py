@@ -94,6 +94,8 @@ class MigrationActor(Actor):
         waiting.append(request_id)
         if len(waiting) == 1:
             self._ask_for_pages(message.target)
+        elif not self.state.moving[waiting[0]].asking:
+            self._give_way((request_id,))
 
     def _ask_for_pages(self, group: int) -> None:
         """For the first that waits: nobody overtakes it."""
@@ -111,8 +113,8 @@ class MigrationActor(Actor):
         if message.pages is None:
             if moving.aborted:
                 self._stop_waiting(message.request_id, message.group)
-            elif self._waits_for_itself(moving.asked.source):
-                self._compute_again(message.request_id, moving)
+            else:
+                self._give_way(tuple(reversed(self.state.waiting[message.group])))
             return
         self.state.waiting[message.group].remove(message.request_id)
         moving.pages = message.pages
@@ -127,6 +129,14 @@ class MigrationActor(Actor):
         self.state.waiting[group].remove(request_id)
         self._let_go(request_id)
         self._ask_for_pages(group)
+
+    def _give_way(self, request_ids: tuple[int, ...]) -> None:
+        """The first of these that waits for its own pages to come free lets go of them."""
+        for request_id in request_ids:
+            moving = self.state.moving[request_id]
+            if not moving.asking and not moving.aborted and self._waits_for_itself(moving.asked.source):
+                self._compute_again(request_id, moving)
+                return
 
     def _waits_for_itself(self, group: int) -> bool:
         """Whether what waits for pages elsewhere holds the pages of a group that others wait for, and so on
