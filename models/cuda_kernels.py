@@ -48,6 +48,19 @@ class Kernels(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """What plans need to know of a model and its device."""
+
+    heads: Heads
+    windows: tuple[int | None, ...]
+    """The distinct windows of its layers."""
+    dtype: torch.dtype
+    device: torch.device
+    device_units: int
+    """Units of the whole device."""
+
+
 class Attend(Protocol):
     """Attention of the rows of one batch, its plan made; used by every layer."""
 
@@ -72,7 +85,11 @@ class Planner(Protocol):
 class AttentionKind(Protocol):
     """A kind of attention on a device."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> AttentionShape: ...
 
     def planner(self, units: int) -> Planner:
         """For batches of any shape on a lane of so many units (SMs)."""
@@ -82,19 +99,6 @@ class AttentionKind(Protocol):
 
         What `plan` gives is called once, while the graph is captured; later plans serve its replays.
         """
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """What plans need to know of a model and its device."""
-
-    heads: Heads
-    windows: tuple[int | None, ...]
-    """The distinct windows of its layers."""
-    dtype: torch.dtype
-    device: torch.device
-    device_units: int
-    """Units of the whole device."""
 
 
 def empty_kv_layer(

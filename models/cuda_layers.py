@@ -46,7 +46,8 @@ class Scratch:
         self._mlp = (2 * config.intermediate, config.intermediate)
         wider = max(sum(self._attention), sum(self._mlp))
         self._shared = torch.empty(tokens * wider, dtype=dtype, device=device)
-        self._normed, self._projected = torch.empty(2, tokens, config.hidden, dtype=dtype, device=device)
+        self._normed = torch.empty(tokens, config.hidden, dtype=dtype, device=device)
+        self._projected = torch.empty_like(self._normed)
 
     @property
     def like(self) -> Tensor:

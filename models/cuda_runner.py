@@ -109,8 +109,13 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def open_lane(self, phase: Phase, units: int) -> CudaLane:
-        """A prefill lane runs every kind of item, a decode lane decode steps and their probes."""
+        """A prefill lane and the lane of the whole device hold what every kind of item needs.
+
+        A decode lane holds what steps need.
+        """
         rows = self._rows_max
+        if units >= self._attention.shape.device_units:
+            phase = Phase.PREFILL
         tokens = rows if phase is Phase.DECODE else self._chunk_tokens_max + rows
         scratch = Scratch(self.decoder.config, tokens, self._operators.type, self._device)
         lane = CudaLane(units, scratch, self._attention.planner(units))

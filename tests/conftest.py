@@ -14,6 +14,9 @@ from hypothesis import settings
 ALONE = ("system", "client")
 """Folders whose tests start servers, which use all cores and whose times are compared."""
 
+# Before anything imports triton, whose own functions are made for a card or for its interpreter then.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")

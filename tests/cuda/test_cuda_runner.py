@@ -14,6 +14,8 @@ from muxk.models.cuda_runner import CudaModelRunner
 from muxk.models.llama import load_decoder
 from muxk.models.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = [np.random.default_rng(size).integers(0, 101, size).tolist() for size in (5, 16, 40, 90)]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
