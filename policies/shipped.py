@@ -8,6 +8,7 @@ _HERE = "muxk.policies"
 
 chunked = YamlPolicy(_HERE, "chunked.yaml", api_version=1)
 inflight = YamlPolicy(_HERE, "inflight.yaml", api_version=1)
+loongserve = YamlPolicy(_HERE, "loongserve.yaml", api_version=1)
 muxwise = YamlPolicy(_HERE, "muxwise.yaml", api_version=1)
 splitwise = YamlPolicy(_HERE, "splitwise.yaml", api_version=1)
 static_split = YamlPolicy(_HERE, "static_split.yaml", api_version=1)

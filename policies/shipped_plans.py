@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from muxk.policies.loongserve import LoongServe
 from muxk.policies.plans import Plans
 
-PLANS = Plans({})
+PLANS = Plans({"loongserve": LoongServe()})
 """By name."""

@@ -205,7 +205,7 @@ def ask_everything(policy: CompiledPolicy, maker: ViewMaker) -> None:
 def assert_can_be_done(view: PlaceView, answer: PlaceAnswer) -> None:
     """Every action names what is there, and nobody waits on an idle server."""
     assert sane_place(answer, view) == answer
-    idle = all(group.idle for group in view.groups if group.devices)
+    idle = all(group.idle and not group.promised_pages for group in view.groups if group.devices)
     assert answer.actions or not view.queue or not idle
 
 
