@@ -7,6 +7,7 @@ from muxk.client import (
     cli_admin,
     cli_bench,
     cli_check,
+    cli_doctor,
     cli_explain,
     cli_migrate,
     cli_policies,
@@ -50,6 +51,7 @@ def build_app() -> typer.Typer:
     app.command("test")(cli_test.run_tests)
     app.command("sim")(cli_sim.sim)
     app.command("bench")(cli_bench.bench)
+    app.command("doctor")(cli_doctor.doctor)
     return app
 
 
