@@ -321,8 +321,9 @@ class Decode(Actor):
             self.send(self._refs.kv_pool, GrowPages(ids))
 
     def _needs_page(self, row: Row) -> bool:
-        last = row.request.prompt_tokens + row.request.params.max_tokens - 1
-        return row.capacity < last and row.capacity - row.next_position < GROW_AHEAD_TOKENS
+        if row.slots_left >= GROW_AHEAD_TOKENS:
+            return False
+        return row.capacity < row.request.prompt_tokens + row.request.params.max_tokens - 1
 
     def on_pages_grown(self, message: PagesGrown) -> None:
         rows = self.state.batch.rows

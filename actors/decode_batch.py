@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 import msgspec
 import numpy as np
@@ -67,12 +68,17 @@ class Row:
     @property
     def fits(self) -> bool:
         """The next step has a slot to write to."""
-        return self.next_position < self.capacity
+        return self.slots_left > 0
 
     @property
     def goes_on(self) -> bool:
         """It needs a step after those on a lane, as far as the host can know."""
         return self.ending is None and len(self.generated) + self.ahead < self.request.params.max_tokens
+
+    @property
+    def slots_left(self) -> int:
+        """Tokens that fit its pages behind those of steps on a lane."""
+        return self.pages * PAGE_SIZE - self.position - self.ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,26 @@ class Ending:
         return self.recompute or self.to_group is not None
 
 
+@dataclass(slots=True)
+class _Taken:
+    """Columns of a step that those of the next one repeat when it has the same rows, as most do."""
+
+    rows: list[Row]
+    slots: npt.NDArray[np.intp]
+    requests: tuple[int, ...]
+    places: bytes
+    """int32: 0, 1, 2, ..."""
+    sampling: SamplingColumns
+    """Without what depends on the tokens so far."""
+    has_extras: bool
+    table: bytes = b""
+    width: int = 0
+    """Of `table`; 0 once a page was added."""
+
+    def has_rows(self, rows: list[Row]) -> bool:
+        return len(rows) == len(self.rows) and all(map(is_, rows, self.rows))
+
+
 @dataclass
 class DecodeBatch:
     """Rows by request id, in the order in which they joined."""
@@ -105,8 +131,8 @@ class DecodeBatch:
     _table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((8, 16), dtype="<i4"))
     _tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(8, dtype="<i4"))
     _columns: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(8, dtype=SAMPLING_DTYPE))
-    _sampled: tuple[bytes, SamplingColumns] | None = None
-    """Columns of the last step by its slots, until a row joins: most steps have the rows of the last one."""
+    _taken: _Taken | None = None
+    """Of the last step, until a row joins or leaves."""
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
@@ -149,7 +175,7 @@ class DecodeBatch:
             history=bytearray(request.generated if extras.needed else b""),
         )
         self._widen(row.pages)
-        self._sampled = None
+        self._taken = None
         self._table[slot] = 0
         self._table[slot, : row.pages] = reserved.pages
         params = request.params
@@ -179,6 +205,8 @@ class DecodeBatch:
         self._table[row.slot, row.pages] = page
         row.pages += 1
         row.growing = False
+        if self._taken is not None:
+            self._taken.width = 0
 
     def pages_of(self, row: Row) -> tuple[int, ...]:
         """In the order of its tokens."""
@@ -186,6 +214,7 @@ class DecodeBatch:
 
     def remove(self, row: Row) -> None:
         del self.rows[row.request.request_id]
+        self._taken = None
         self._count_slo(row, -1)
         self._free_slots.append(row.slot)
 
@@ -193,46 +222,48 @@ class DecodeBatch:
         """Rows that the next step can take."""
         return [row for row in self.rows.values() if row.goes_on and row.fits]
 
-    def work(self, rows: Sequence[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
+    def work(self, rows: list[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
         """The columns of one step; `rows` is not empty.
 
         `running` is the step on a lane that the rows which are ahead get their tokens from.
         """
-        slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
-        positions = np.fromiter((row.next_position for row in rows), dtype="<i4", count=len(rows))
-        carried = [index for index, row in enumerate(rows) if row.ahead]
-        sources: list[int] = []
-        if running is not None and carried:
-            places = {request_id: place for place, request_id in enumerate(running.requests)}
-            sources = [places[rows[index].request.request_id] for index in carried]
-        width = int(positions.max()) // PAGE_SIZE + 1
+        taken = self._taken
+        if taken is None or not taken.has_rows(rows):
+            taken = self._taken = self._take(rows)
+        positions = [row.position + row.ahead for row in rows]
+        self._look_up(taken, max(positions) // PAGE_SIZE + 1)
+        carried, sources = _carried(taken, running)
         return DecodeWork(
             step_id=step_id,
             version=version,
-            requests=tuple(row.request.request_id for row in rows),
-            tokens=self._tokens[slots].tobytes(),
-            positions=positions.tobytes(),
-            page_table=self._table[slots, :width].tobytes(),
-            pages_per_row=width,
-            context_tokens=int(positions.sum()) + len(rows),
-            sampling=self._sampling(rows, slots),
+            requests=taken.requests,
+            tokens=self._tokens[taken.slots].tobytes(),
+            positions=int32_bytes(positions),
+            page_table=taken.table,
+            pages_per_row=taken.width,
+            context_tokens=sum(positions) + len(rows),
+            sampling=_with_extras(taken.sampling, rows) if taken.has_extras else taken.sampling,
             after_step=running.step_id if running is not None and carried else 0,
-            carried_rows=int32_bytes(carried),
-            carried_from=int32_bytes(sources),
+            carried_rows=carried,
+            carried_from=sources,
         )
 
-    def _sampling(self, rows: Sequence[Row], slots: npt.NDArray[np.intp]) -> SamplingColumns:
-        made = [
-            row.extras.make(index, bytes(row.history), len(row.generated) + row.ahead)
-            for index, row in enumerate(rows)
-            if row.extras is not None
-        ]
-        extras = tuple(found for found in made if found is not None)
-        key = slots.tobytes()
-        if self._sampled is None or self._sampled[0] != key:
-            self._sampled = (key, _plain_sampling(self._columns[slots]))
-        plain = self._sampled[1]
-        return msgspec.structs.replace(plain, greedy=False, extras=extras) if extras else plain
+    def _take(self, rows: list[Row]) -> _Taken:
+        slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
+        return _Taken(
+            rows,
+            slots,
+            tuple(row.request.request_id for row in rows),
+            int32_bytes(range(len(rows))),
+            _plain_sampling(self._columns[slots]),
+            any(row.extras is not None for row in rows),
+        )
+
+    def _look_up(self, taken: _Taken, width: int) -> None:
+        """The pages of its rows, unless nothing changed."""
+        if taken.width != width:
+            taken.table = self._table[taken.slots, :width].tobytes()
+            taken.width = width
 
     def _take_slot(self) -> int:
         if not self._free_slots:
@@ -259,3 +290,24 @@ def _plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
         greedy=not columns["temperature"].any(),
         min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
     )
+
+
+def _carried(taken: _Taken, running: DecodeWork | None) -> tuple[bytes, bytes]:
+    """int32: rows whose token is sampled by the step on a lane, and by which of its rows."""
+    carried = [place for place, row in enumerate(taken.rows) if row.ahead]
+    if running is None or not carried:
+        return int32_bytes(carried), b""
+    if len(carried) == len(taken.rows) and running.requests == taken.requests:
+        return taken.places, taken.places
+    places = {request_id: place for place, request_id in enumerate(running.requests)}
+    return int32_bytes(carried), int32_bytes([places[taken.requests[place]] for place in carried])
+
+
+def _with_extras(plain: SamplingColumns, rows: Sequence[Row]) -> SamplingColumns:
+    made = [
+        row.extras.make(index, bytes(row.history), len(row.generated) + row.ahead)
+        for index, row in enumerate(rows)
+        if row.extras is not None
+    ]
+    extras = tuple(found for found in made if found is not None)
+    return msgspec.structs.replace(plain, greedy=False, extras=extras) if extras else plain

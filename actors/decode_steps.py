@@ -42,8 +42,8 @@ class Steps:
 
     @property
     def may_open(self) -> bool:
-        """A step after the newest may be submitted."""
-        return self.waiting is None and len(self.on_lanes) <= 1
+        """Where none waits, a step after the newest may be submitted."""
+        return len(self.on_lanes) <= 1
 
     def is_oldest(self, step_id: int) -> bool:
         """All steps before it have ended."""
@@ -60,9 +60,11 @@ class Steps:
 
     def submit(self, batch: DecodeBatch) -> DecodeWork | None:
         """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
-        rows = batch.ready()
         step = self.waiting
-        if not rows or (step is None and not self.may_open):
+        if step is None and not self.may_open:
+            return None
+        rows = batch.ready()
+        if not rows:
             return None
         if step is None:
             self.newest += 1

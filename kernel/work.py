@@ -6,6 +6,7 @@ Token ids, page indices and sampling columns travel as little-endian column byte
 
 from __future__ import annotations
 
+import struct
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -254,6 +255,8 @@ def attention_pairs(new_tokens: tuple[int, ...], reused_tokens: tuple[int, ...])
 
 def int32_bytes(values: object) -> bytes:
     """Column bytes of a sequence of integers that fit int32."""
+    if isinstance(values, list):
+        return struct.pack(f"<{len(values)}i", *values)  # much quicker for the few of a small batch
     return np.asarray(values, dtype="<i4").tobytes()
 
 
