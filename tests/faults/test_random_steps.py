@@ -8,41 +8,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from checked_pool import checked_server
 from muxk.actors import protocol as wire
-from muxk.actors import system
-from muxk.actors.kv_pool import KvPool, check_pool
 from muxk.kernel.devices.sim import SimCosts
-from virtual_server import MS, Outcome, S, VirtualServer, expected_tokens
+from virtual_server import MS, Outcome, S, expected_tokens
 
 POLICIES = ["muxwise", "chunked", "temporal", "inflight", "static_split"]
 POOL_TOKENS = 256
 LIVE_MAX = 16
 STEPS_BETWEEN_SWAPS = 250
 CHEAP = SimCosts(launch_ns=20_000, decode_base_ns=800_000, decode_row_ns=20_000, prefill_layer_base_ns=60_000)
-
-
-def checked(handler: Callable[[KvPool, Any], None]) -> Callable[[KvPool, Any], None]:
-    def handle(self: CheckedPool, message: Any) -> None:
-        handler(self, message)
-        check_pool(self.state.pool)
-        self.checks += 1
-
-    return handle
-
-
-class CheckedPool(KvPool):
-    """The pool, whose named invariant is checked after every message."""
-
-    checks = 0
-
-
-for _name in [name for name in dir(KvPool) if name.startswith("on_")]:
-    setattr(CheckedPool, _name, checked(getattr(KvPool, _name)))
 
 
 @dataclass
@@ -68,15 +47,9 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(system, "KvPool", CheckedPool)
-            self.server = VirtualServer(
-                kv_tokens=POOL_TOKENS, costs=CHEAP, calibrate=False, seed=self.seed, jitter=self.jitter
-            )
-        self.server.runtime.start()
-        pool = self.server.runtime.actor("kv_pool")
-        assert isinstance(pool, CheckedPool)
-        self.pool = pool
+        self.server, self.pool = checked_server(
+            kv_tokens=POOL_TOKENS, costs=CHEAP, calibrate=False, seed=self.seed, jitter=self.jitter
+        )
         self.now_ns = S
 
     @property
