@@ -207,8 +207,8 @@ class Placement(Actor):
             queue=state.queue_views(),
             waiting=len(state.queue),
             groups=tuple(
-                state.group_view(group, self._transfers.members[group].devices)
-                for group in range(len(self._groups))
+                state.group_view(group, member.devices, member.leaving)
+                for group, member in enumerate(self._transfers.members)
             ),
             layers=fleet.layers,
             units=fleet.units,

@@ -145,7 +145,7 @@ class PlacementState:
         messages = list(self.queue.values())[:PLACE_QUEUE_MAX]
         return tuple(request_view(message.request) for message in messages)
 
-    def group_view(self, group: int, devices: tuple[int, ...]) -> GroupView:
+    def group_view(self, group: int, devices: tuple[int, ...], leaving: tuple[int, ...] = ()) -> GroupView:
         load = self.loads[group]
         used = load.kv.pages_total - load.kv.pages_free
         return GroupView(
@@ -160,6 +160,7 @@ class PlacementState:
             pages_total=load.kv.pages_total,
             pages_free=load.kv.pages_free,
             since_ns=load.since_ns,
+            leaving=leaving,
         )
 
     def measure(self, assignment: Assignment, units: int, now_ns: int) -> None:

@@ -39,6 +39,8 @@ class GroupView(msgspec.Struct, frozen=True):
     pages_free: int
     since_ns: int = 0
     """When it got its present devices, or lost its last work if that was later."""
+    leaving: tuple[int, ...] = ()
+    """Of its devices, those that it gives up as soon as their pages are free."""
 
     @property
     def idle(self) -> bool:

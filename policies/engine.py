@@ -176,7 +176,7 @@ class CompiledPolicy:
         return self.placing is not None and self.placing.fetches_prefix
 
     def place(self, view: PlaceView) -> PlaceAnswer:
-        """Where requests go; to the device with the fewest pending tokens when the policy does not say."""
+        """Where requests go; to the device with the fewest requests when it does not say."""
         return by_default(view, view.queue) if self.placing is None else self.placing.place(view)
 
 

@@ -108,16 +108,19 @@ class _Planner:
         self._times = PrefillTimes(view)
         awake = [group for group in view.groups if group.devices]
         # A group whose pages are still on their way out has nothing to do, and no room either.
-        self._idle = [group for group in awake if group.idle and not group.promised_pages]
+        idle = [group for group in awake if group.idle and not group.promised_pages]
+        self._wide = [group for group in idle if len(group.devices) > 1]
+        self._free = [group.group for group in idle if group.devices == (group.group,)]
         self._decoding = [group for group in awake if group.decoding and not group.waiting]
-        self._busy = [group for group in awake if group not in self._idle]
+        self._busy = [group for group in awake if group.group not in self._free]
         self._moving = any(group.incoming for group in awake)
-        self._free = [device for group in self._idle for device in group.devices]
         self._width = min(int(settings.max_width), len(view.groups)) if view.elastic else 1
-        self._page_total = min((group.pages_total // len(group.devices) for group in awake), default=0)
+        self._page_total = max((group.pages_total // len(group.devices) for group in awake), default=0)
 
     def actions(self) -> Iterator[Action]:
-        """Pages first, then prompts, then devices for large batches."""
+        """What is done is taken apart, then pages, then prompts, then devices for large batches."""
+        for group in self._wide:
+            yield from self._give_up(group, 1)
         yield from self._grow_for_pages()
         if self._view.queue and not self._moving:
             yield from self._dispatch()
@@ -189,7 +192,7 @@ class _Planner:
         return view.estimates.decode_ns(view.units, group.decoding, group.context_tokens)
 
     def _on_idle(self, prompts: Sequence[Prompt]) -> Iterator[Action]:
-        """Groups of idle devices, as the programme cuts them; what sleeps wakes up first."""
+        """Groups of idle devices, as the programme cuts them."""
         if not self._view.elastic:
             yield from self._one_by_one(prompts)
             return
@@ -198,14 +201,9 @@ class _Planner:
             found = batches(prompts, len(self._free), self._width, self._page_total, self._times)
         if found is None:
             found = (Batch(tuple(prompts[:1]), min(len(self._free), self._width)),)
-        assigned: list[Assign] = []
-        free = list(self._free)
         for batch in found:
-            devices, free = tuple(sorted(free[: batch.width])), free[batch.width :]
-            assigned.append(self._assign(batch, devices))
-        leaders = [group.group for group in self._idle]
-        self._free = free
-        yield from sorted(assigned, key=lambda one: one.group in leaders)
+            devices, self._free = tuple(self._free[: batch.width]), self._free[batch.width :]
+            yield self._assign(batch, devices)
 
     def _one_by_one(self, prompts: Sequence[Prompt]) -> Iterator[Action]:
         """Without groups of several devices: the longest prompts first, a device each; the rest waits."""
@@ -213,13 +211,13 @@ class _Planner:
         for one, device in zip(ordered, tuple(self._free), strict=False):
             if one.pages <= self._page_total:
                 self._free.remove(device)
-                yield Assign((one.request_id,), device, (device,) if self._view.elastic else ())
+                yield Assign((one.request_id,), device)
 
     def _assign(self, batch: Batch, devices: tuple[int, ...]) -> Assign:
         kept = self._needed(sum(one.pages for one in batch.prompts), len(batch.prompts))
         keep = min(len(devices), kept)
         requests = tuple(one.request_id for one in batch.prompts)
-        return Assign(requests, devices[0], devices, None if keep == len(devices) else keep)
+        return Assign(requests, devices[0], devices[1:], None if keep == len(devices) else keep)
 
     def _needed(self, pages: int, rows: int) -> int:
         """Devices that hold so many pages and keep decode bound by memory."""
@@ -301,10 +299,14 @@ class _Planner:
     def _shrink(self) -> Iterator[Action]:
         """Devices that a group does not need any more, while somebody waits."""
         for group in self._decoding:
-            needed = self._needed(group.promised_pages, group.decoding)
-            if needed < len(group.devices):
-                spare = [device for device in group.devices if device != group.group]
-                yield Shrink(group.group, tuple(spare[needed - 1 :]))
+            yield from self._give_up(group, self._needed(group.promised_pages, group.decoding))
+
+    def _give_up(self, group: GroupView, needed: int) -> Iterator[Action]:
+        """All devices but its own and as many more as it needs."""
+        others = [device for device in group.devices if device != group.group]
+        spare = [device for device in others[needed - 1 :] if device not in group.leaving]
+        if spare and self._view.elastic:
+            yield Shrink(group.group, tuple(spare))
 
     def _grow_for_pages(self) -> Iterator[Action]:
         """A device for each group whose next steps may find no page; else it moves where there is room."""

@@ -266,13 +266,13 @@ def send(scope: PlaceScope, request: RequestView, placed: Placed) -> Assign:
 
 
 def by_default(view: PlaceView, requests: Sequence[RequestView], errors: tuple[str, ...] = ()) -> PlaceAnswer:
-    """The built-in answer: each request to the device with the fewest pending prompt tokens, for good."""
+    """The built-in answer: each request to the device with the fewest requests, for good."""
     scope = PlaceScope(view)
     if not scope.devices:
         return PlaceAnswer((), (), errors)
     actions = []
     for request in requests:
-        device = min(scope.devices, key=lambda one: (one.pending_tokens, one.promised_pages))
+        device = min(scope.devices, key=lambda one: one.waiting + one.incoming + one.decoding)
         actions.append(send(scope, request, Placed(device, device, ())))
     return PlaceAnswer(tuple(actions), len(actions) * (DEFAULT_LABEL,), errors)
 

@@ -131,7 +131,7 @@ computes stops serving. A sort key that fails gives the order of arrival."""
 
 PLACE = """\
 On a server of several devices, where each request goes. The section holds rules, or the name of a
-[plan](#plans). Without it a request goes to the device with the fewest prompt tokens pending, and stays.
+[plan](#plans). Without it a request goes to the device with the fewest requests, and stays.
 
 ```yaml
 place:
@@ -155,7 +155,7 @@ request for which there is none waits, and those behind it with it.
 
 A rule that fails for a device does not take that device. When rules fail and nobody is placed, or all devices
 are idle and nobody is placed, the built-in answer sends the first request to the device with the fewest
-prompt tokens pending."""
+requests."""
 
 PLACE_POOLS = """\
 The first devices are the pool for prefill, the last ones that for decode. One pool has the `rest`; the other

@@ -84,18 +84,19 @@ def test_a_short_prompt_does_not_share_the_time_of_a_long_one() -> None:
     found = batches([Prompt(0, 8000, 10), Prompt(1, 50, 10)], 4, 4, PAGES, times)
     assert found is not None
     assert [(len(one.prompts), one.width) for one in found] == [(1, 2), (1, 2)]
+    assert len(place(idle(2), 4000, 50).actions) == 2
 
 
 # --- dispatch ---
 
 
 def test_a_prompt_on_an_idle_server_gets_all_devices_and_keeps_what_decode_needs() -> None:
-    assert place(idle(4), 4000).actions == (Assign((0,), 0, (0, 1, 2, 3), keep=1),)
+    assert place(idle(4), 4000).actions == (Assign((0,), 0, (1, 2, 3), keep=1),)
 
 
 def test_it_keeps_the_devices_that_hold_its_pages() -> None:
     prompt = 16 * (2 * PAGES - 10)
-    assert place(idle(4), prompt).actions == (Assign((0,), 0, (0, 1, 2, 3), keep=2),)
+    assert place(idle(4), prompt).actions == (Assign((0,), 0, (1, 2, 3), keep=2),)
 
 
 def test_it_keeps_the_devices_that_its_rows_need_to_stay_bound_by_memory() -> None:
@@ -126,13 +127,13 @@ def test_idle_devices_are_refused_where_waiting_for_all_of_them_is_faster() -> N
     soon = decoding(0, 1, (0, 1, 2))
     groups = [soon, asleep(1), asleep(2), group(3)]
     short, long = place(groups, 200, answer_tokens=100.0), place(groups, 90_000 // 8, answer_tokens=2.0)
-    assert short.actions == (Assign((0,), 3, (3,)),)
+    assert short.actions == (Assign((0,), 3),)
     assert not any(isinstance(action, Assign) for action in long.actions)
 
 
 def test_before_anything_was_measured_the_first_of_the_queue_gets_what_is_idle() -> None:
     answer = place(idle(2), 100, 100, estimates=Estimates())
-    assert answer.actions == (Assign((0,), 0, (0, 1), keep=1),)
+    assert answer.actions == (Assign((0,), 0, (1,), keep=1),)
 
 
 def test_devices_that_can_not_form_groups_are_used_one_by_one() -> None:
@@ -140,9 +141,10 @@ def test_devices_that_can_not_form_groups_are_used_one_by_one() -> None:
     assert answer.actions == (Assign((1,), 0), Assign((0,), 1))
 
 
-def test_a_group_that_is_done_gives_its_devices_back_and_those_that_sleep_wake_up_first() -> None:
+def test_a_group_that_is_done_gives_its_devices_back_and_asks_once() -> None:
     groups = [group(0, (0, 1)), asleep(1)]
-    assert place(groups, 4000, 50).actions == (Assign((1,), 1, (1,)), Assign((0,), 0, (0,)))
+    assert place(groups, 4000, 50).actions == (Shrink(0, (1,)),)
+    assert place([group(0, (0, 1), leaving=(1,)), asleep(1), decoding(2, 1)], 4000).actions == ()
 
 
 def test_a_group_with_pages_on_their_way_out_is_not_idle_and_worth_waiting_for() -> None:
@@ -216,7 +218,7 @@ def test_it_keeps_no_prefixes_and_needs_two_devices() -> None:
 
 def test_params_of_the_policy_reach_the_plan() -> None:
     wide = load_policy("loongserve", {"decode_width": "2"})
-    assert wide.place(view(idle(4), [request(0, 4000)])).actions == (Assign((0,), 0, (0, 1, 2, 3), keep=2),)
+    assert wide.place(view(idle(4), [request(0, 4000)])).actions == (Assign((0,), 0, (1, 2, 3), keep=2),)
 
 
 @pytest.mark.parametrize(
