@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import anyio
 from muxk.actors.backends import Backend
@@ -83,6 +84,25 @@ def profiled(backend: Backend, path: Path) -> Estimates:
     return load_profile(path, key_of(backend)).estimates
 
 
+class Campaign(Protocol):
+    """Measurements that belong together."""
+
+    backend: Backend
+    finished: bool
+
+    @property
+    def label(self) -> str:
+        """What is measured now."""
+
+    @property
+    def share(self) -> float:
+        """Done, from 0 to 1."""
+
+    def next_stage(self) -> Sequence[Measurement]: ...
+
+    def take(self, measured: Measurement, ns: int, covered: bool) -> None: ...
+
+
 @dataclass
 class Profiling:
     """One run: what is measured, what was found, and how far it is."""
@@ -100,7 +120,6 @@ class Profiling:
     _wanted: int = 0
     _stage: int = 0
     _fitted: Estimates | None = None
-    _crash: str = ""
 
     def __post_init__(self) -> None:
         self.grid = levels(self.limits, self.size)
@@ -152,14 +171,6 @@ class Profiling:
     def take(self, measured: Measurement, ns: int, covered: bool) -> None:
         self._done += 1
         self.keep(PartialLine(measured.shape.key, ns, covered))
-
-    def crashed(self, report: CrashReport) -> None:
-        self._crash = self._crash or f"{report.actor} crashed: {report.reason}"
-
-    def check(self, stop_reason: str | None) -> None:
-        """Raises ProfileError when the run can not go on."""
-        if self._crash or (stop_reason and not self.finished):
-            raise ProfileError(f"measuring {self.backend.device.name} failed: {self._crash or stop_reason}")
 
     # --- what came out ---
 
@@ -237,12 +248,16 @@ def plan_profile(
 
 def run_profile(profiling: Profiling, tell: Tell, flush: Callable[[], None]) -> Profile:
     """Measure what is missing, and fit. Raises ProfileError, MissingSciPy."""
-    if isinstance(profiling.backend.device, SimGpu):
-        _run_virtual(profiling, tell, flush)
-    else:
-        anyio.run(_run_real, profiling, tell, flush)
-    tell("fitting", 1.0)
+    run_campaign(profiling, tell, flush)
     return profiling.profile()
+
+
+def run_campaign(campaign: Campaign, tell: Tell, flush: Callable[[], None]) -> None:
+    """Measure everything; `flush` is called now and then. Raises ProfileError."""
+    if isinstance(campaign.backend.device, SimGpu):
+        _run_virtual(campaign, tell, flush)
+    else:
+        anyio.run(_run_real, campaign, tell, flush)
 
 
 def measure(backend: Backend, size: Size, batch_max: int = 512) -> Profile:
@@ -254,52 +269,74 @@ def measure(backend: Backend, size: Size, batch_max: int = 512) -> Profile:
     return run_profile(profiling, lambda what, share: None, lambda: None)
 
 
-def _specs(profiling: Profiling, finished: Callable[[], None]) -> list[ActorSpec]:
+def _specs(campaign: Campaign, finished: Callable[[], None]) -> list[ActorSpec]:
     refs, book = Refs(), PolicyBook()
     sha = book.add(load_policy("muxwise"))
-    profiler = partial(Profiler, refs, profiling.next_stage, profiling.take, finished)
+    profiler = partial(Profiler, refs, campaign.next_stage, campaign.take, finished)
     return [
         ActorSpec(refs.gateway.name, ProfilingWatch, ProfilingWatch, permanent=True),
-        ActorSpec(refs.arbiter.name, partial(Arbiter, profiling.backend.device, book, sha, refs), Arbiter),
+        ActorSpec(refs.arbiter.name, partial(Arbiter, campaign.backend.device, book, sha, refs), Arbiter),
         ActorSpec(refs.estimator.name, profiler, Profiler),
     ]
 
 
-def _run_virtual(profiling: Profiling, tell: Tell, flush: Callable[[], None]) -> None:
+@dataclass
+class _Ending:
+    """Why a run ends."""
+
+    campaign: Campaign
+    crash: str = ""
+
+    def finished(self) -> None:
+        self.campaign.finished = True
+
+    def crashed(self, report: CrashReport) -> None:
+        self.crash = self.crash or f"{report.actor} crashed: {report.reason}"
+
+    def check(self, stop_reason: str | None) -> None:
+        """Raises ProfileError when the run can not go on."""
+        if self.crash or (stop_reason and not self.campaign.finished):
+            name = self.campaign.backend.device.name
+            raise ProfileError(f"measuring {name} failed: {self.crash or stop_reason}")
+
+
+def _run_virtual(campaign: Campaign, tell: Tell, flush: Callable[[], None]) -> None:
+    ending = _Ending(campaign)
     runtime = VirtualRuntime(
-        _specs(profiling, partial(setattr, profiling, "finished", True)),
+        _specs(campaign, ending.finished),
         trace=Trace(TRACE_RECORDS),
         encode_every=1 << 62,
-        report=profiling.crashed,
+        report=ending.crashed,
     )
-    profiling.backend.device.start(runtime.port("arbiter"))
-    while not profiling.finished:
+    campaign.backend.device.start(runtime.port("arbiter"))
+    while not campaign.finished:
         runtime.run_until(runtime.now_ns() + STEP_NS)
-        profiling.check(runtime.stop_reason)
+        ending.check(runtime.stop_reason)
         flush()
-        tell(profiling.label, profiling.share)
-    runtime.request_stop("the profile is measured")
+        tell(campaign.label, campaign.share)
+    runtime.request_stop("all is measured")
 
 
-async def _run_real(profiling: Profiling, tell: Tell, flush: Callable[[], None]) -> None:
-    stopped: list[str] = []
+async def _run_real(campaign: Campaign, tell: Tell, flush: Callable[[], None]) -> None:
+    ending = _Ending(campaign)
 
     def finished() -> None:
-        profiling.finished = True
-        runtime.request_stop("the profile is measured")
+        ending.finished()
+        runtime.request_stop("all is measured")
 
-    runtime = RealtimeRuntime(_specs(profiling, finished), trace=Trace(), report=profiling.crashed)
-    profiling.backend.device.start(runtime.port("arbiter"))
+    runtime = RealtimeRuntime(_specs(campaign, finished), trace=Trace(), report=ending.crashed)
+    campaign.backend.device.start(runtime.port("arbiter"))
 
     async def look() -> None:
         while True:
             await anyio.sleep(LOOK_S)
             flush()
-            tell(profiling.label, profiling.share)
+            tell(campaign.label, campaign.share)
 
+    reason = ""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(look)
-        stopped.append(await runtime.run())
+        reason = await runtime.run()
         tasks.cancel_scope.cancel()
     flush()
-    profiling.check(stopped[0])
+    ending.check(reason)

@@ -7,11 +7,13 @@ from muxk.client import (
     cli_admin,
     cli_bench,
     cli_check,
+    cli_compare,
     cli_doctor,
     cli_explain,
     cli_migrate,
     cli_policies,
     cli_policy,
+    cli_profile,
     cli_run,
     cli_schema,
     cli_sim,
@@ -49,7 +51,9 @@ def build_app() -> typer.Typer:
     app.command("drain")(cli_admin.drain)
     app.command("keys")(cli_admin.keys)
     app.command("test")(cli_test.run_tests)
+    app.command("profile")(cli_profile.profile)
     app.command("sim")(cli_sim.sim)
+    app.command("compare")(cli_compare.compare)
     app.command("bench")(cli_bench.bench)
     app.command("doctor")(cli_doctor.doctor)
     return app

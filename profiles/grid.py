@@ -35,6 +35,8 @@ SOLO_NEW = (
 """Both sides of tile borders: a step is fitted where it was seen."""
 SOLO_REUSING = (16, 128, 512, 2048, 8192, 32768)
 """New tokens of prefills that reuse some."""
+READS_ONLY = (512, 32768)
+"""Fewer new tokens that reuse more are left out: they only read KV, for which the features have no term."""
 SOLO_BATCHED = (128, 512, 2048, 8192)
 """New tokens of each row of prefills with BATCHED rows."""
 BATCHED = 4
@@ -186,7 +188,12 @@ def _prefills(limits: Limits, size: Size) -> Iterator[tuple[int, int, int]]:
     largest = min(limits.context, limits.chunk_tokens, limits.kv_tokens)
     lengths = sorted({*(new for new in size.solo_new if new < largest), largest})
     wanted = [(1, new, 0) for new in lengths]
-    wanted += [(1, new, reused) for new in SOLO_REUSING for reused in CO_RUN_REUSED if reused]
+    wanted += [
+        (1, new, reused)
+        for new in SOLO_REUSING
+        for reused in CO_RUN_REUSED
+        if reused and (new >= READS_ONLY[0] or reused <= READS_ONLY[1])
+    ]
     wanted += [(BATCHED, new, reused) for new in SOLO_BATCHED for reused in (0, 8192)]
     return (shape for shape in wanted if limits.prefills(*shape))
 

@@ -12,6 +12,7 @@ The fit needs SciPy (`pip install 'muxk[profile]'`); what it makes is read witho
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ ROW_KNOTS = (16, 32, *(knot for tile in range(64, 512, 64) for knot in (tile, ti
 """Rows of a decode step where a range ends. The first row of a tile is one of its own: its step is real."""
 CONTEXT_KNOTS = (2048, 8192, 32768, 131072)
 """Total context of a decode step where a range ends."""
+
+LONG_TOKENS = 2048
+SHORT_WEIGHT = 0.3
+"""Of the error of a prefill of fewer tokens: it has too few features, and must not bend the rest."""
 
 Features = npt.NDArray[np.float64]
 
@@ -61,7 +66,9 @@ class PrefillSample:
 
 def fit_decode(samples: Sequence[DecodeSample]) -> tuple[DecodeModel, ...]:
     """Ascending in units. Raises MissingSciPy."""
-    units, coefficients = _fit(samples, lambda sample: decode_features(sample.rows, sample.context_tokens))
+    units, coefficients = _fit(
+        samples, lambda sample: decode_features(sample.rows, sample.context_tokens), [1.0] * len(samples)
+    )
     split = 1 + len(ROW_KNOTS) + 1
     return tuple(
         DecodeModel(
@@ -79,7 +86,10 @@ def fit_decode(samples: Sequence[DecodeSample]) -> tuple[DecodeModel, ...]:
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> tuple[PrefillModel, ...]:
     """Ascending in units. Raises MissingSciPy."""
-    units, coefficients = _fit(samples, lambda sample: prefill_features(sample.new_tokens, sample.pairs))
+    weights = [1.0 if sample.new_tokens >= LONG_TOKENS else SHORT_WEIGHT for sample in samples]
+    units, coefficients = _fit(
+        samples, lambda sample: prefill_features(sample.new_tokens, sample.pairs), weights
+    )
     split = 2 + len(TOKEN_KNOTS) + 1
     return tuple(
         PrefillModel(
@@ -128,25 +138,32 @@ def _ramp(knots: Sequence[int], slopes: Sequence[float]) -> Ramp:
     return Ramp(tuple(float(knot) for knot in kept), tuple(values), tuple(pieces))
 
 
-def _fit(samples: Sequence[Any], features: Callable[[Any], list[float]]) -> tuple[list[int], Features]:
-    """Units, ascending, and coefficients [units, features], by least squares of relative errors."""
+def _fit(
+    samples: Sequence[Any], features: Callable[[Any], list[float]], weights: Sequence[float]
+) -> tuple[list[int], Features]:
+    """Units, ascending, and coefficients [units, features], by least squares of weighted relative errors."""
     assert samples, "something was measured"
     units = sorted({sample.units for sample in samples})
     rows = np.array([features(sample) for sample in samples]) / np.array([[s.ns] for s in samples])
     places = np.array([units.index(sample.units) for sample in samples])
     wide = (places[:, None] <= np.arange(len(units))[None, :])[:, :, None] * rows[:, None, :]
-    matrix = wide.reshape(len(samples), -1)
+    weight = np.array(weights)
+    matrix = wide.reshape(len(samples), -1) * weight[:, None]
     norms = np.sqrt((matrix**2).sum(axis=0))
     norms[norms == 0.0] = 1.0
-    found = _nnls(matrix / norms, np.ones(len(samples))) / norms
+    found = _nnls(matrix / norms, weight) / norms
     increments = found.reshape(len(units), -1)
     return units, np.cumsum(increments[::-1], axis=0)[::-1]
 
 
+def check_scipy() -> None:
+    """Before hours of measuring. Raises MissingSciPy."""
+    if importlib.util.find_spec("scipy") is None:
+        raise MissingSciPy("fitting a profile needs SciPy: pip install 'muxk[profile]'")
+
+
 def _nnls(matrix: Features, wanted: Features) -> Features:
-    try:
-        optimize = importlib.import_module("scipy.optimize")
-    except ImportError as error:
-        raise MissingSciPy("fitting a profile needs SciPy: pip install 'muxk[profile]'") from error
+    check_scipy()
+    optimize = importlib.import_module("scipy.optimize")
     solution: Features = optimize.nnls(matrix, wanted, maxiter=100 * matrix.shape[1])[0]
     return solution

@@ -288,8 +288,10 @@ class Partial:
             raise ProfileError(f"{self.path} can not be written: {error.strerror or error}") from error
 
     def close(self) -> None:
-        self.flush()
-        self._file.close()
+        """Idempotent."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
 
     def remove(self) -> None:
         """The profile is written: this is not needed any more."""
