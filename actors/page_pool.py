@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import msgspec
 from muxk.kernel.work import PAGE_SIZE
 
 PAGE_BYTES = PAGE_SIZE * 4
@@ -21,13 +22,43 @@ ROOT_KEY = b""
 """Parent of the first page of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the index knows of a page."""
 
     key: bytes
     parent: bytes
     tokens: bytes
+
+
+class _Chain:
+    """The full pages of a request's tokens, as the index would know them; each is hashed once."""
+
+    def __init__(self, tokens: bytes) -> None:
+        self._tokens = tokens
+        self._entries: list[_Entry] = []
+        """Of the pages at the front that were asked for."""
+
+    def first(self, pages: int) -> list[_Entry]:
+        """Of so many pages, or all if there are fewer."""
+        entries = self._entries
+        parent = entries[-1].key if entries else ROOT_KEY
+        for page in range(len(entries), min(pages, self.pages)):
+            chunk = self._tokens[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+            key = _key(parent, chunk)
+            entries.append(_Entry(key, parent, chunk))
+            parent = key
+        return entries if len(entries) <= pages else entries[:pages]
+
+    @property
+    def pages(self) -> int:
+        return len(self._tokens) // PAGE_BYTES
+
+    def grown(self, tokens: bytes) -> _Chain:
+        """Of these tokens, which usually begin with those that it has."""
+        if not tokens.startswith(self._tokens[: len(self._entries) * PAGE_BYTES]):
+            return _Chain(tokens)
+        self._tokens = tokens
+        return self
 
 
 @dataclass(slots=True)
@@ -59,6 +90,8 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._held: dict[int, list[int]] = {}
         self._found: dict[int, int] = {}
+        self._chains: dict[int, _Chain] = {}
+        """Of requests that hold pages."""
         self.add(pages)
 
     def add(self, pages: range) -> None:
@@ -131,7 +164,8 @@ class PagePool:
         assert request_id not in self._held, "a request's pages have one owner"
         count = len(tokens) // 4
         most = count - 1 if reusable is None else min(reusable, count - 1)
-        matched = self._match(tokens[: 4 * most], filling)
+        chain = _Chain(tokens)
+        matched = self._match(chain, 4 * most // PAGE_BYTES, filling)
         needed = count // PAGE_SIZE + 1 - len(matched)
         revived = sum(self._references[page] == 0 for page in matched)
         if self.available - revived < needed + spare:
@@ -140,17 +174,12 @@ class PagePool:
             self._take(page)
         self._found[request_id] = len(matched)
         self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
+        self._chains[request_id] = chain
         if filling is not None:
-            self._fill(filling, request_id, tokens)
+            for page, entry in zip(self._held[request_id], chain.first(chain.pages), strict=False):
+                if entry.key not in self._index:
+                    filling.pages.setdefault(entry.key, (page, entry))
         return len(matched) * PAGE_SIZE
-
-    def _fill(self, filling: Filling, request_id: int, tokens: bytes) -> None:
-        parent = ROOT_KEY
-        for page, chunk in zip(self._held[request_id], _full_pages(tokens), strict=False):
-            key = _key(parent, chunk)
-            if key not in self._index:
-                filling.pages.setdefault(key, (page, _Entry(key, parent, chunk)))
-            parent = key
 
     def grow(self, request_id: int) -> int | None:
         """One more page for a request; None when there is none, or the request is unknown."""
@@ -163,13 +192,13 @@ class PagePool:
 
     def publish(self, request_id: int, tokens: bytes) -> None:
         """Index the full pages of a request whose KV is written for these tokens."""
-        parent = ROOT_KEY
-        for page, chunk in zip(self._held.get(request_id, ()), _full_pages(tokens), strict=False):
-            key = _key(parent, chunk)
-            if key not in self._index and page not in self._entries and not self._is_leaving(page):
-                self._index[key] = page
-                self._entries[page] = _Entry(key, parent, chunk)
-            parent = key
+        if request_id not in self._held:
+            return
+        chain = self._chains[request_id] = self._chains[request_id].grown(tokens)
+        for page, entry in zip(self._held[request_id], chain.first(chain.pages), strict=False):
+            if entry.key not in self._index and page not in self._entries and not self._is_leaving(page):
+                self._index[entry.key] = page
+                self._entries[page] = entry
 
     def forget(self, request_id: int) -> None:
         """Take pages out of the index that a request filled by itself and nobody else holds.
@@ -189,14 +218,14 @@ class PagePool:
         pages = self._held.pop(request_id, None)
         if pages is None:
             return False
-        del self._found[request_id]
+        del self._found[request_id], self._chains[request_id]
         # Last page first: eviction takes the oldest, and a chain is of no use without its beginning.
         for page in reversed(pages):
             self._drop(page)
         return True
 
     def _is_leaving(self, page: int) -> bool:
-        return any(page in pages for pages in self._leaving)
+        return bool(self._leaving) and any(page in pages for pages in self._leaving)
 
     def check(self) -> None:
         """Assert that no page is lost, shared by mistake or indexed wrongly."""
@@ -215,20 +244,18 @@ class PagePool:
             assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
         assert len(self._index) == len(self._entries), "an index entry has no page"
 
-    def _match(self, tokens: bytes, filling: Filling | None) -> list[int]:
-        """Longest chain of pages at the front that are indexed, or filled by this batch."""
+    def _match(self, chain: _Chain, most: int, filling: Filling | None) -> list[int]:
+        """Longest chain of at most so many pages at the front that are indexed, or filled by this batch."""
         pages: list[int] = []
-        parent = ROOT_KEY
-        for chunk in _full_pages(tokens):
-            key = _key(parent, chunk)
-            found = self._find(key, filling)
+        while len(pages) < most:
+            wanted = chain.first(len(pages) + 1)[-1]
+            found = self._find(wanted.key, filling)
             if found is None:
                 break
             page, entry = found
-            if entry.tokens != chunk or entry.parent != parent:
+            if entry.tokens != wanted.tokens or entry.parent != wanted.parent:
                 break
             pages.append(page)
-            parent = key
         return pages
 
     def _find(self, key: bytes, filling: Filling | None) -> tuple[int, _Entry] | None:
@@ -266,11 +293,6 @@ class PagePool:
 
 def _meet(first: range, second: range) -> bool:
     return first.start < second.stop and second.start < first.stop
-
-
-def _full_pages(tokens: bytes) -> list[bytes]:
-    full = len(tokens) - len(tokens) % PAGE_BYTES
-    return [tokens[start : start + PAGE_BYTES] for start in range(0, full, PAGE_BYTES)]
 
 
 def _key(parent: bytes, chunk: bytes) -> bytes:
