@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from muxk.actors.gateway_state import GatewayOptions, PolicyInForce
 from muxk.actors.policy_compiler import Compile, versions
 from muxk.actors.policy_files import OpenedPolicy, open_with_text
 from muxk.actors.policy_watch import PolicyFile, watch
+from muxk.actors.profiling import profiled
 from muxk.actors.rundir import (
     EndpointClaims,
     RunDirectoryError,
@@ -45,6 +46,7 @@ from muxk.kernel.shadow import ShadowTally
 from muxk.kernel.trace import Trace
 from muxk.policies.engine import compile_policy
 from muxk.policies.problems import PolicyError
+from muxk.profiles.profile_file import ProfileError
 
 __all__ = ["ServeOptions", "StartupError", "build_specs", "default_endpoint", "serve"]
 
@@ -78,6 +80,8 @@ class ServeOptions:
     run_directory: Path | None = None
     seed: int = 0
     """What the seeds of requests that bring none are drawn from; `muxk run` takes it from the system."""
+    profile: Path | None = None
+    """A file of `muxk profile`, in place of the measurement at start."""
     watch: bool = False
     """Read the policy's file again when it changes."""
     shadow: str | None = None
@@ -175,8 +179,18 @@ def serve(
             stack.callback(recorder.close)
         backend = open_backend(device, options.model, options.dtype, options.kv_tokens, progress, notice)
         stack.callback(backend.close)
+        if options.profile is not None:
+            backend = _with_profile(backend, options.profile)
         serving = Serving(options, opened, book, recorder, progress, ready, notice)
         return anyio.run(serving.run, backend, ingress, directory)
+
+
+def _with_profile(backend: Backend, path: Path) -> Backend:
+    """Raises StartupError: the profile is not of this device and model."""
+    try:
+        return replace(backend, profile=profiled(backend, path))
+    except ProfileError as error:
+        raise StartupError(f"--profile: {error}") from error
 
 
 def new_ingress(options: ServeOptions, endpoint: str, directory: Path, claims: EndpointClaims) -> Ingress:

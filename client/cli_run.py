@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import USAGE, Settings, die, parse_settings, readable_errors
+from muxk.client.options import USAGE, ProfileFile, Settings, die, parse_settings, readable_errors
 from muxk.client.progress import Display, JsonDisplay, say, terminal_display
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def run(
     settings: Settings = None,
     kv_tokens: KvTokens = None,
     max_queue: MaxQueue = None,
+    profile: ProfileFile = None,
     watch: Watch = False,
     shadow: Shadow = None,
     record: Record = None,
@@ -100,7 +101,7 @@ def run(
     """
     values = parse_settings(settings)
     if demo:
-        _refuse_with_demo({"--watch": watch, "--shadow": shadow, "--record": record})
+        _refuse_with_demo({"--watch": watch, "--shadow": shadow, "--record": record, "--profile": profile})
         _demo(demo_seconds, policy, values, device, model, dtype, endpoint, kv_tokens, max_queue)
         return
     from muxk.actors.system import ServeOptions
@@ -116,6 +117,7 @@ def run(
         keys=keys,
         kv_tokens=kv_tokens,
         max_queue=max_queue,
+        profile=profile,
         watch=watch,
         shadow=shadow,
         record=record,

@@ -6,11 +6,12 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
+from muxk.client.options import FAILED, USAGE, ProfileFile, Settings, die, parse_settings
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def sim(
         int | None,
         typer.Option(metavar="N", help="Tokens in the KV pool, if less than what fits. Default: what fits."),
     ] = None,
+    profile: ProfileFile = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write everything, with the keys of vllm bench serve."),
@@ -95,7 +97,7 @@ def sim(
     if requests is None and duration is None:
         requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
     opened = _open_policy(policy, parse_settings(settings))
-    gpu = _open_gpu(device, model, kv_tokens, seed)
+    gpu = _with_profile(_open_gpu(device, model, kv_tokens, seed), profile)
     found, rate = _open_workload(workload, rate, seed)
     plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max, turns=turns)
     _report(plan, workload, rate, _simulated(plan), json_file)
@@ -132,6 +134,18 @@ def _open_gpu(device: str, model: str, kv_tokens: int | None, seed: int) -> GpuB
         return open_gpu_backend(device, model, kv_tokens, seed)
     except StartupError as error:
         die(str(error), USAGE)
+
+
+def _with_profile(gpu: GpuBackend, path: Path | None) -> GpuBackend:
+    if path is None:
+        return gpu
+    from muxk.actors.profiling import profiled
+    from muxk.profiles.profile_file import ProfileError
+
+    try:
+        return replace(gpu, profile=profiled(gpu.backend, path))
+    except ProfileError as error:
+        die(f"--profile: {error}", USAGE)
 
 
 def _open_workload(name: str, rate: float | None, seed: int) -> tuple[Workload, float | None]:
