@@ -82,6 +82,17 @@ class Planner(Protocol):
         """Work of the host before the layers of an item; enqueues copies at most."""
 
 
+class LanePlanner(Planner, Protocol):
+    """For batches of any shape on a lane; its graphs may share its workspaces, since a lane is one stream."""
+
+    def step_planner(self, rows: int, pages: int) -> Planner:
+        """For the graph of a decode step of `rows` rows and at most `pages` pages.
+
+        What its `plan` gives is called once, while the graph is captured; later plans serve its replays. Its
+        bytes are those that it takes beside the lane's.
+        """
+
+
 class AttentionKind(Protocol):
     """A kind of attention on a device."""
 
@@ -91,14 +102,8 @@ class AttentionKind(Protocol):
     @property
     def shape(self) -> AttentionShape: ...
 
-    def planner(self, units: int) -> Planner:
-        """For batches of any shape on a lane of so many units (SMs)."""
-
-    def step_planner(self, units: int, rows: int, pages: int) -> Planner:
-        """For the graph of a decode step of `rows` rows and at most `pages` pages.
-
-        What `plan` gives is called once, while the graph is captured; later plans serve its replays.
-        """
+    def planner(self, units: int) -> LanePlanner:
+        """For a lane of so many units (SMs)."""
 
 
 def empty_kv_layer(
@@ -160,10 +165,7 @@ class TorchAttentionKind:
     shape: AttentionShape
     name: str = "torch"
 
-    def planner(self, units: int) -> Planner:
-        return TorchPlanner(self.shape.heads)
-
-    def step_planner(self, units: int, rows: int, pages: int) -> Planner:
+    def planner(self, units: int) -> LanePlanner:
         return TorchPlanner(self.shape.heads)
 
 
@@ -174,6 +176,9 @@ class TorchPlanner:
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
+
+    def step_planner(self, rows: int, pages: int) -> Planner:
+        return self
 
     def plan(self, batch: Batch) -> Attend:
         def attend(queries: Tensor, kv: KvLayer, window: int | None, out: Tensor) -> None:

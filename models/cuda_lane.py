@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from muxk.models.config import ModelConfig
 from muxk.models.cuda_batch import Tables, packed_words
-from muxk.models.cuda_kernels import Planner
+from muxk.models.cuda_kernels import LanePlanner, Planner
 from muxk.models.cuda_layers import Scratch
 from torch import Tensor
 
@@ -52,7 +52,7 @@ class CudaLane:
 
     units: int
     scratch: Scratch
-    planner: Planner
+    planner: LanePlanner
     buckets: dict[int, StepBucket] = field(default_factory=dict)
     """By their rows."""
     pool: Any = None

@@ -127,7 +127,7 @@ class CudaModelRunner:
         """Capture the graph of a decode step of at most `rows` rows, with its own static buffers."""
         lane = _own(lane)
         pages = rows * -(-self.max_context_tokens // PAGE_SIZE)
-        planner = self._attention.step_planner(lane.units, rows, pages)
+        planner = lane.planner.step_planner(rows, pages)
         bucket = open_bucket(rows, pages, planner, self._device)
         made_up = decode_tables(_ints([0]), _ints([0]), np.zeros((1, 1), dtype=np.int32), rows)
         batch = upload(made_up, self._device, into=bucket.packed)

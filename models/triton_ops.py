@@ -10,7 +10,7 @@ import torch
 import triton
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cuda_batch import Batch, Tables, upload_arrays
-from muxk.models.cuda_kernels import Attend, AttentionShape, Planner
+from muxk.models.cuda_kernels import Attend, AttentionShape, LanePlanner, Planner
 from muxk.models.ops import HeadNorms, Heads, KvLayer
 from muxk.models.triton_attention import attend_kernel, merge_kernel
 from muxk.models.triton_kernels import rms_norm_kernel, rotate_append_kernel, silu_mul_kernel
@@ -88,11 +88,8 @@ class TritonAttentionKind:
     shape: AttentionShape
     name: str = "triton"
 
-    def planner(self, units: int) -> Planner:
+    def planner(self, units: int) -> LanePlanner:
         return TritonPlanner(self.shape, units)
-
-    def step_planner(self, units: int, rows: int, pages: int) -> Planner:
-        return TritonStepPlanner(self.shape, units, rows)
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,9 @@ class TritonPlanner:
     def bytes(self) -> int:
         return self._workspace.bytes
 
+    def step_planner(self, rows: int, pages: int) -> Planner:
+        return TritonStepPlanner(self._shape, self._units, rows, self._workspace)
+
     def plan(self, batch: Batch) -> Attend:
         heads, tables = self._shape.heads, batch.host
         size = _tile(heads, STEP_TILE if tables.most_new_tokens == 1 else PREFILL_TILE)
@@ -134,16 +134,14 @@ class TritonPlanner:
 class TritonStepPlanner:
     """The tiles of a decode step of a fixed number of rows: the same for each."""
 
-    def __init__(self, shape: AttentionShape, units: int, rows: int) -> None:
+    bytes = 0
+
+    def __init__(self, shape: AttentionShape, units: int, rows: int, workspace: _Workspace) -> None:
         self._shape = shape
+        self._workspace = workspace
         size = _tile(shape.heads, STEP_TILE)
-        self._workspace = _Workspace(shape, units, size)
         every = torch.arange(rows, dtype=torch.int32, device=shape.device)
         self._tiles = _Tiles(size, every, torch.zeros_like(every), splits_for(units, rows * shape.heads.kv))
-
-    @property
-    def bytes(self) -> int:
-        return self._workspace.bytes
 
     def plan(self, batch: Batch) -> Attend:
         return _attend(self._shape, batch, self._tiles, self._workspace)

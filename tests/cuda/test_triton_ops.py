@@ -131,7 +131,7 @@ def test_a_step_of_fixed_shape_serves_later_tables_in_its_own_buffers() -> None:
     heads = Heads(4, 2, 64, 0)
     shape, kv = AttentionShape(heads, (None,), torch.float32, CPU, 16), pool(heads, torch.float32)
     packed = torch.zeros(500, dtype=torch.int32)
-    planner = TritonAttentionKind(shape).step_planner(units=6, rows=3, pages=40)
+    planner = TritonAttentionKind(shape).planner(units=6).step_planner(rows=3, pages=40)
     table = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
     attend = None
     for positions in ([3, 40], [77, 0]):
