@@ -3,7 +3,8 @@
 #   make run    make .venv, install what the CPU device needs, fetch the embedded model, start the demonstration
 #   make test   install the developer tools into the same .venv, run the tests (ARGS="tests/kernel -k arbiter")
 #   make lint   ruff format and lint, mypy --strict      make check  lint, then test (what CI runs)
-#   make fuzz   100,000 generated policies and expressions (FUZZ=1000000 for more, SEED=7 to repeat a run)
+#   make fuzz   100,000 generated policies and expressions (FUZZ=1000000 for more, SEED=7 to repeat a run), and
+#               1,000 random schedules (SCHEDULES=10000 for more)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
 #   make reference, make tutorial   rewrite what these documents show
@@ -74,9 +75,11 @@ bench: $(VENV)/.stamp-cpu
 
 # Another seed each time, unless SEED says which: it is printed, and repeats the run.
 FUZZ ?= 100000
+SCHEDULES ?= 1000
 fuzz: $(VENV)/.stamp-dev
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "$(FUZZ) examples, SEED=$$seed"; \
 	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest -s tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
+	MUXK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/faults/test_schedule_fuzz.py
 
 soak: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.soak $(ARGS)
