@@ -35,10 +35,22 @@ def build(folder: Path) -> Path:
     return folder
 
 
-def environment(folder: Path, **settings: int | str) -> dict[str, str]:
-    """For a process that finds the fake driver; SMS=132, DRIVER=13000, MISSING="cuX,cuY" and so on."""
+def environment(folder: Path, modules: Path | None = None, **settings: int | str) -> dict[str, str]:
+    """For a process that finds the fake driver; SMS=132, DRIVER=13000, MISSING="cuX,cuY" and so on.
+
+    What is in `modules` is found before what is installed.
+    """
     own = {f"FAKE_CUDA_{name}": str(value) for name, value in settings.items()}
+    if modules is not None:
+        own["PYTHONPATH"] = str(modules)
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), **own}
+
+
+def add_torch(folder: Path, cuda: str) -> None:
+    """What is seen of a torch that was built for a CUDA, without importing it."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("raise ImportError('this torch is not to be imported')\n")
+    (folder / "torch" / "version.py").write_text(f"cuda: Optional[str] = {cuda!r}\n")
 
 
 class Failed(Exception):
@@ -53,10 +65,10 @@ class Failed(Exception):
 class FakeCuda:
     """A process with a made-up card, and at most one `Partitions` open in it."""
 
-    def __init__(self, folder: Path, **settings: int | str) -> None:
+    def __init__(self, folder: Path, modules: Path | None = None, **settings: int | str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env=environment(folder, **settings),
+            env=environment(folder, modules, **settings),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -173,6 +185,28 @@ class _Served:
 
     def close(self) -> None:
         self._partitions.close()
+
+    def choose(self, dtype: str) -> list[str]:
+        from muxk.actors.cuda_backend import choose_card
+
+        chosen = choose_card(dtype)
+        return [chosen.device, chosen.reason]
+
+    def refusal(self, device: str) -> str:
+        """What `muxk run --device` says to a device that can not be used."""
+        from muxk.actors.backends import StartupError, open_backend
+
+        try:
+            open_backend(device, "none", "auto", None, lambda what, share: None)
+        except StartupError as error:
+            return str(error)
+        raise AssertionError("it was opened")
+
+    def doctor(self) -> object:
+        import msgspec
+        from muxk.client.doctor import examine
+
+        return msgspec.to_builtins(examine())
 
     def cycles(self, count: int, menu: list[int]) -> int:
         """Open and close so often; returns the growth of this process in KiB over the second half."""

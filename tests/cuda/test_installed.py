@@ -1,4 +1,4 @@
-"""Packages that CI must have: without them the tests that prove the CUDA device without a card are skipped."""
+"""Packages that CI must have: without them the proofs of the CUDA device that need no card are skipped."""
 
 from __future__ import annotations
 
