@@ -27,7 +27,7 @@ def kernels_for(device: torch.device) -> Kernels:
     return TritonKernels()
 
 
-def attention_for(shape: AttentionShape) -> AttentionKind:
+def attention_of(shape: AttentionShape) -> AttentionKind:
     """The fastest attention that a model can have on its device."""
     if shape.device.type != "cuda":
         return TorchAttentionKind(shape)

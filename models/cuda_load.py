@@ -11,14 +11,8 @@ import torch
 from muxk.kernel.devices.cuda_memory import MemoryNeeds
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.config import ModelConfig
-from muxk.models.cuda_kernels import (
-    AttentionKind,
-    AttentionShape,
-    Kernels,
-    TorchAttentionKind,
-    TorchKernels,
-    distinct_windows,
-)
+from muxk.models.cuda_choice import attention_of, kernels_for
+from muxk.models.cuda_kernels import AttentionKind, AttentionShape, distinct_windows
 from muxk.models.cuda_layers import CudaOperators
 from muxk.models.cuda_runner import CudaModelRunner
 from muxk.models.errors import ModelError
@@ -191,16 +185,12 @@ def open_card_weights(source: Source, device: str, dtype: CardType) -> Weights:
 # --- the runner ---
 
 
-def kernels_for(device: torch.device) -> Kernels:
-    return TorchKernels()
-
-
 def attention_for(
-    decoder: LlamaDecoder, dtype: torch.dtype, device: torch.device, device_units: int
+    decoder: LlamaDecoder, dtype: CardType, device: torch.device, device_units: int
 ) -> AttentionKind:
+    """For all layers of a decoder."""
     windows = distinct_windows([decoder.window(index) for index in range(decoder.config.layers)])
-    shape = AttentionShape(decoder.heads, windows, dtype, device, device_units)
-    return TorchAttentionKind(shape)
+    return attention_of(AttentionShape(decoder.heads, windows, dtype, device, device_units))
 
 
 def load_cuda_runner(
