@@ -7,7 +7,6 @@ printed as the `muxk sim` command that repeats it.
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +20,7 @@ from muxk.client.histogram import Histogram
 from muxk.client.measures import MS, Objectives
 from muxk.client.sim_report import Asked, as_dict
 from muxk.client.sim_run import SimPlan, objectives_of, simulate
+from muxk.client.study_goals import Goal as Goal
 from muxk.client.turns import Turns
 from muxk.client.workload_names import Traffic, find_workload
 from muxk.kernel.policy import PolicyText
@@ -36,13 +36,6 @@ spec:
   extends: {name}
   slo: {{tbt: {tbt}}}
 """
-
-
-class Goal(StrEnum):
-    """Which objectives a rate must meet; see `measures.py`."""
-
-    STRICT = "strict"
-    JOINT = "joint"
 
 
 class Cell(msgspec.Struct, frozen=True):

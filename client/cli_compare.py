@@ -1,0 +1,156 @@
+"""`muxk compare`: several policies on the same requests, and the rate that each of them can take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from muxk.client import study_options as options
+from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
+from muxk.client.study_goals import Goal
+from muxk.client.turns import Turns
+
+if TYPE_CHECKING:
+    from muxk.client.compare import Entry, Plan, Study
+    from muxk.client.contenders import Contender
+
+REQUESTS_DEFAULT = 200
+SEEDS_DEFAULT = 3
+
+
+def compare(
+    policies: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="POLICY[:KEY=VALUE,...][@DEVICE]...",
+            help="Policies by name or file, each with settings and a device of its own if it has some: "
+            "chunked:budget=512, splitwise@sim:h200,devices=2.",
+        ),
+    ],
+    settings: Settings = None,
+    workloads: Annotated[
+        list[str], typer.Option("--workload", metavar="NAME|FILE", help=options.WORKLOAD_HELP)
+    ] = ["sharegpt"],  # noqa: B006 - Typer reads it and changes nothing
+    rates: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--rate",
+            metavar="R",
+            help="Requests a second at which figures are taken; may be repeated. Default: 30, 60 and 100 % "
+            "of what the first policy can take.",
+        ),
+    ] = None,
+    goals: Annotated[
+        list[Goal], typer.Option("--goal", help="Which goodput to search for; may be repeated.")
+    ] = [Goal.STRICT, Goal.JOINT],  # noqa: B006
+    device: options.Device = "sim:h200",
+    model: options.Model = "qwen3-8b",
+    seeds: options.Seeds = SEEDS_DEFAULT,
+    requests: options.Requests = REQUESTS_DEFAULT,
+    tbt: options.Tbt = None,
+    ttft: options.Ttft = options.TTFT_DEFAULT,
+    tolerance: Annotated[
+        float, typer.Option(min=0.001, max=0.5, help="Relative width to which a goodput is searched.")
+    ] = 0.03,
+    turns: Annotated[
+        Turns, typer.Option(help="When later turns of a conversation come, see `muxk sim`.")
+    ] = Turns.OPEN,
+    kv_tokens: options.KvTokens = None,
+    jobs: options.Jobs = None,
+    cache: options.Cache = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report: one page that needs no network.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every figure of every run at a rate.")
+    ] = None,
+) -> None:
+    """Compare policies on simulated GPUs: goodput by bisection, and what each does at given rates.
+
+    All get the same requests. Nothing depends on --jobs. What fails is reported in its place; the exit code
+    is 1 only when everything failed.
+    """
+    from muxk.client.cells import Cell
+    from muxk.client.compare import Study
+    from muxk.client.compare import compare as run
+
+    options.check_files(("--html", html), ("--json", json_file))
+    slo = options.ttft_slo(ttft)
+    template = Cell(
+        policies[0],
+        model=model,
+        requests=requests,
+        tbt_ms=options.tbt_ms(tbt),
+        ttft_ms=max(slo.base_ns, 1) / 1e6,
+        ttft_ms_per_prompt_token=slo.per_token_ns / 1e6,
+        turns=turns,
+        kv_tokens=kv_tokens,
+    )
+    study = Study(
+        tuple(_contenders(policies, device, parse_settings(settings))),
+        tuple(dict.fromkeys(workloads)),
+        tuple(dict.fromkeys(rates or ())),
+        template,
+        tuple(range(seeds)),
+        tuple(dict.fromkeys(goals)),
+        tolerance,
+    )
+    _check(study)
+    with options.opened_lab(jobs, cache) as lab:
+        entries = run(lab, study, _tell)
+    _report(study, entries, html, json_file)
+    if all(entry.error for entry in entries):
+        raise typer.Exit(FAILED)
+
+
+def _contenders(texts: list[str], device: str, settings: dict[str, str]) -> list[Contender]:
+    from muxk.client.contenders import ContenderError, distinct, parse_contender
+
+    try:
+        found = [parse_contender(text, device, settings) for text in texts]
+        distinct(found)
+        return found
+    except ContenderError as error:
+        die(str(error), USAGE)
+
+
+def _check(study: Study) -> None:
+    from muxk.client.arrivals import positive
+    from muxk.client.errors import ClientError
+
+    try:
+        for rate in study.rates:
+            positive("rate", rate, "requests a second")
+    except ClientError as error:
+        die(f"--rate: {error}", USAGE)
+    for workload in study.workloads:
+        for contender in study.contenders:
+            options.check_cell(study.cell(contender, workload))
+
+
+def _tell(plan: Plan) -> None:
+    if plan.runs:
+        typer.echo(f"about {plan.runs} runs, {options.in_words(plan.seconds)} from here", err=True)
+
+
+def _report(study: Study, entries: list[Entry], html: Path | None, json_file: Path | None) -> None:
+    import sys
+
+    import msgspec
+    from muxk.actors.system import installed_version
+    from muxk.client import compare_html, compare_report
+    from muxk.client.cell_store import code_version
+    from rich.console import Console
+
+    console = Console()
+    for table in compare_report.tables(study, entries):
+        console.print(table)
+    for note in compare_report.notes(study, entries):
+        console.print(note, markup=False, highlight=False)
+    origin = compare_report.Origin(("muxk", *sys.argv[1:]), installed_version(), code_version())
+    if json_file is not None:
+        made = compare_report.as_dict(study, entries, origin)
+        options.write_file("--json", json_file, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    if html is not None:
+        options.write_file("--html", html, compare_html.page(study, entries, origin).encode())

@@ -1,0 +1,172 @@
+"""Comparing policies: their goodput, and what they do at given rates, on the same requests.
+
+Everybody gets the same requests at the same times, and is judged by the same objectives unless the policies
+bring TBT SLOs of their own. Where no rate is given, three are taken from the first contender's goodput: what
+a policy leaves idle differs between a light load and a full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import floor, log10
+
+import msgspec
+from muxk.client.cells import Cell, Goal, Outcome
+from muxk.client.contenders import Contender
+from muxk.client.experiments import CellFailed, Lab, Sought, around
+from muxk.client.goodput import Goodput
+
+ALL_AT_ONCE = 1000.0
+"""Requests a second that no server keeps up with: what it completes then shows where to search."""
+START = 0.7
+"""Of what is completed when all come at once: the first rate of a search."""
+LOADS = (0.3, 0.6, 1.0)
+"""Of the first contender's goodput: where figures are taken by default."""
+RUNS_OF_FIRST_GOAL = 9
+RUNS_OF_OTHER_GOAL = 6
+"""Runs that a search makes, about; the second goal shares some with the first."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared."""
+
+    contenders: tuple[Contender, ...]
+    workloads: tuple[str, ...]
+    rates: tuple[float, ...]
+    """Where figures are taken; none: at LOADS."""
+    template: Cell
+    """All that contenders share."""
+    seeds: tuple[int, ...]
+    goals: tuple[Goal, ...]
+    tolerance: float
+
+    def cell(self, contender: Contender, workload: str) -> Cell:
+        """The cell of a pair, without a rate."""
+        return msgspec.structs.replace(
+            self.template,
+            policy=contender.policy,
+            settings=contender.settings,
+            device=contender.device,
+            workload=workload,
+        )
+
+
+@dataclass
+class AtRate:
+    """What one contender did at one rate, with each seed."""
+
+    rate: float
+    outcomes: list[Outcome]
+
+    @property
+    def error(self) -> str:
+        """Of the first run that came to nothing."""
+        return next((outcome.error for outcome in self.outcomes if outcome.error), "")
+
+
+@dataclass
+class Entry:
+    """One contender on one workload."""
+
+    contender: Contender
+    workload: str
+    cell: Cell
+    error: str = ""
+    """Why there is nothing else here."""
+    capacity: float = 0.0
+    """Requests a second that it completes when all come at once."""
+    goodputs: dict[Goal, Goodput | CellFailed] = field(default_factory=dict)
+    at: list[AtRate] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is still to do."""
+
+    runs: int
+    seconds: float
+    """About, with the processes there are."""
+
+
+def compare(lab: Lab, study: Study, tell: Callable[[Plan], None] = lambda plan: None) -> list[Entry]:
+    """Entries by workload, then by contender. `tell` is called once, when it is known how long it takes."""
+    entries = [
+        Entry(contender, workload, study.cell(contender, workload))
+        for workload in study.workloads
+        for contender in study.contenders
+    ]
+    probes = _probe(lab, entries)
+    tell(_plan(study, probes, lab.jobs))
+    alive = [entry for entry in entries if not entry.error]
+    _search(lab, study, alive)
+    _measure(lab, study, entries)
+    return entries
+
+
+def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
+    """Everything at once, to see what works, how fast it is and how long a run takes."""
+    probes = lab.run([msgspec.structs.replace(entry.cell, rate=ALL_AT_ONCE) for entry in entries])
+    for entry, probe in zip(entries, probes, strict=True):
+        entry.error = probe.error
+        entry.capacity = 0.0 if probe.error else probe.figures["request_throughput"]
+        if not probe.error and not entry.capacity:
+            entry.error = "it completed no request"
+    return [probe for probe in probes if not probe.error]
+
+
+def _plan(study: Study, probes: Sequence[Outcome], jobs: int) -> Plan:
+    seeds, rates = len(study.seeds), len(study.rates) or len(LOADS)
+    searched = RUNS_OF_FIRST_GOAL + RUNS_OF_OTHER_GOAL * (len(study.goals) - 1) if study.goals else 0
+    runs_each = seeds * (searched + rates)
+    return Plan(runs_each * len(probes), runs_each * sum(probe.seconds for probe in probes) / jobs)
+
+
+def _search(lab: Lab, study: Study, entries: Sequence[Entry]) -> None:
+    pairs = [(entry, goal) for entry in entries for goal in study.goals]
+    sought = [
+        Sought(entry.cell, goal, around(_start(study, entry), study.tolerance), study.seeds)
+        for entry, goal in pairs
+    ]
+    for (entry, goal), found in zip(pairs, lab.goodputs(sought), strict=True):
+        entry.goodputs[goal] = found
+
+
+def _start(study: Study, entry: Entry) -> float:
+    return study.rates[0] if study.rates else entry.capacity * START
+
+
+def _measure(lab: Lab, study: Study, entries: Sequence[Entry]) -> None:
+    planned = [
+        (entry, rate)
+        for entry in entries
+        if not entry.error
+        for rate in study.rates or _loads([other for other in entries if other.workload == entry.workload])
+    ]
+    cells = [
+        msgspec.structs.replace(entry.cell, rate=rate, seed=seed)
+        for entry, rate in planned
+        for seed in study.seeds
+    ]
+    outcomes = iter(lab.run(cells))
+    for entry, rate in planned:
+        entry.at.append(AtRate(rate, [next(outcomes) for _ in study.seeds]))
+
+
+def _loads(entries: Sequence[Entry]) -> tuple[float, ...]:
+    """Rates of a workload: shares of the goodput of the first contender that has one."""
+    full = next((rate for entry in entries if (rate := _full(entry))), 1.0)
+    return tuple(dict.fromkeys(rounded(share * full) for share in LOADS))
+
+
+def _full(entry: Entry) -> float:
+    for found in entry.goodputs.values():
+        if isinstance(found, Goodput) and found.rate:
+            return found.rate
+    return entry.capacity * START
+
+
+def rounded(rate: float) -> float:
+    """To two digits, so that people can write it in a command."""
+    return round(rate, 1 - floor(log10(rate))) if rate else 0.0

@@ -1,0 +1,188 @@
+"""Options that `muxk sim`, `compare`, `tune` and `diff` share, and what they mean."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from muxk.client.options import USAGE, die
+
+if TYPE_CHECKING:
+    from muxk.client.cells import Cell, Outcome
+    from muxk.client.experiments import Lab
+    from muxk.policies.units import TtftSlo
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="sim:GPU[,tp=N][,devices=N]",
+        help="sim:a100, sim:h100 or sim:h200; tp GPUs as one device, several such devices.",
+    ),
+]
+Model = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="A model by name, or the config.json of any other.")
+]
+WORKLOAD_HELP = (
+    "sharegpt, loogle, openthoughts, conversation, toolagent, some of them joined by +, or a trace: "
+    "Mooncake, Azure or BurstGPT, or pairs of lengths."
+)
+Tbt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="The TBT SLO that all are judged by, and that shipped policies are told. Default: the policy's.",
+    ),
+]
+Ttft = Annotated[
+    str, typer.Option(metavar="TIME", help="The TTFT SLO of the joint objective, as 1s + 1ms/token.")
+]
+Requests = Annotated[int, typer.Option(min=1, metavar="N", help="Requests of each run.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=100, metavar="N", help="Runs of everything, with seeds 0 to N - 1.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=256, metavar="N", help="Processes. Default: one for each core. Changes no figure."
+    ),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens in the KV pool, if less than what fits. Default: what fits."),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Keep runs there, and take them from there: a study that was stopped goes on."
+    ),
+]
+TTFT_DEFAULT = "1s + 1ms/token"
+
+
+def tbt_ms(text: str | None) -> float | None:
+    """`--tbt`; ends the command for what is no time."""
+    from muxk.policies.units import UnitError, parse_duration
+
+    if text is None:
+        return None
+    try:
+        return parse_duration(text) / 1e6
+    except UnitError as error:
+        die(f"--tbt {text}: {error}{_hint(error.hint)}", USAGE)
+
+
+def ttft_slo(text: str) -> TtftSlo:
+    """`--ttft`; ends the command for what is none."""
+    from muxk.policies.units import UnitError, parse_ttft
+
+    try:
+        return parse_ttft(text)
+    except UnitError as error:
+        die(f"--ttft {text}: {error}{_hint(error.hint)}", USAGE)
+
+
+def _hint(hint: str) -> str:
+    return f"; {hint}" if hint else ""
+
+
+def check_files(*files: tuple[str, Path | None]) -> None:
+    """A mistake in where to write must not show after the run."""
+    for option, path in files:
+        if path is not None and not path.parent.is_dir():
+            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
+        if path is not None and path.is_dir():
+            die(f"{option} {path}: that is a folder", USAGE)
+
+
+def write_file(option: str, path: Path, content: bytes) -> None:
+    """Write what was asked for; ends the command where that fails."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        die(f"{option} {path}: {error.strerror or error}", USAGE)
+
+
+def check_cell(cell: Cell) -> None:
+    """End the command for a policy, a device or a workload that makes no sense whatever else is asked.
+
+    A model that does not fit a device is not among that: others may be compared on others.
+    """
+    from muxk.actors.backends import StartupError
+    from muxk.actors.gpu_backend import parse_gpu
+    from muxk.client.cells import opened_policy
+    from muxk.client.errors import ClientError
+    from muxk.client.workload_names import Traffic, find_workload
+    from muxk.policies.problems import PolicyError
+
+    try:
+        opened_policy(cell)
+        parse_gpu(cell.device)
+    except (PolicyError, StartupError) as error:
+        die(str(error), USAGE)
+    try:
+        find_workload(cell.workload, Traffic(cell.rate or 1.0))
+    except ClientError as error:
+        die(f"--workload {cell.workload}: {error}", USAGE)
+
+
+@contextmanager
+def opened_lab(jobs: int | None, cache: Path | None) -> Iterator[Lab]:
+    """Where runs are done, with a count of them on a terminal. Ctrl-C ends all of it and the command."""
+    from muxk.client.cell_store import CellStore, StoreError, code_version
+    from muxk.client.experiments import Lab
+
+    try:
+        store = None if cache is None else CellStore(cache, code_version())
+    except StoreError as error:
+        die(f"--cache {error}", USAGE)
+    shown = _Counter() if sys.stderr.isatty() else None
+    try:
+        with Lab(jobs, store, _untold if shown is None else shown.count) as lab:
+            yield lab
+    except KeyboardInterrupt:
+        hint = "" if cache is None else f"; the same command goes on from {cache}"
+        die(f"stopped{hint}", INTERRUPTED)
+    finally:
+        if shown is not None:
+            shown.close()
+
+
+def _untold(cell: Cell, outcome: Outcome) -> None:
+    pass
+
+
+class _Counter:
+    """How many runs have ended; on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bars.add_task("0 runs")
+        self._runs = 0
+        self._bars.start()
+
+    def count(self, cell: Cell, outcome: Outcome) -> None:
+        self._runs += 1
+        rate = "" if cell.rate is None else f" at {cell.rate:.3g}/s"
+        latest = f"{self._runs} runs, the last: {cell.policy} on {cell.workload}{rate}"
+        self._bars.update(self._task, description=latest)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `3 min` or `2.5 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
