@@ -102,38 +102,40 @@ class Agenda:
             self._timers[self.sequence] = delivery
         return self.sequence
 
+    def take_now(self) -> Delivery | None:
+        """The next one of the present moment that somebody is to see."""
+        due, heap = self._due, self._heap
+        while due or (heap and heap[0][0] <= self.now_ns):
+            # A timer that was set before, for this moment, comes first.
+            if due and not (heap and heap[0][0] <= self.now_ns and heap[0][2] < due[0][0]):
+                delivery = due.popleft()[1]
+            else:
+                delivery = self._pop()
+            if not delivery.void:
+                return delivery
+        return None
+
     def next_ns(self) -> int | None:
-        """When the next one is due that somebody is to see."""
-        due = self._due
-        while due and due[0][1].void:
-            due.popleft()
-        if due:
-            return self.now_ns
-        self._drop_void()
+        """When the next one is due, after `take_now` found no more."""
+        while self._heap and self._heap[0][3].void:
+            self._pop()
         return self._heap[0][0] if self._heap else None
 
-    def _drop_void(self) -> None:
-        heap = self._heap
-        while heap and heap[0][3].void:
-            self._timers.pop(heapq.heappop(heap)[2], None)
+    def is_busy(self, until_ns: int | None) -> bool:
+        """There is one that is due until then."""
+        next_ns = self.now_ns if self._due else self.next_ns()
+        return next_ns is not None and (until_ns is None or next_ns <= until_ns)
 
-    def take(self) -> Delivery:
-        """The next one, after `next_ns` said that there is one; its time is the present then."""
-        if self._due and not self._timer_goes_first():
-            return self._due.popleft()[1]
+    def take_next(self) -> Delivery:
+        """After `next_ns` said that there is one; its time is the present then."""
+        self.now_ns = self._heap[0][0]
+        return self._pop()
+
+    def _pop(self) -> Delivery:
         at_ns, _, sequence, delivery = heapq.heappop(self._heap)
-        assert at_ns >= self.now_ns, "time went back"
-        self.now_ns = at_ns
+        assert at_ns >= self.now_ns or delivery.void, "time went back"
         self._timers.pop(sequence, None)
         return delivery
-
-    def _timer_goes_first(self) -> bool:
-        """One for this moment that was set before the first of what is due was sent."""
-        heap = self._heap
-        if not heap or heap[0][0] > self.now_ns:
-            return False
-        self._drop_void()
-        return bool(heap) and heap[0][0] <= self.now_ns and heap[0][2] < self._due[0][0]
 
     def postpone(self, ns: int) -> None:
         """Time passes in which nothing happens, and all that is to come comes so much later."""

@@ -32,6 +32,9 @@ OFFLOAD_BASE_NS = 20_000
 OFFLOAD_NS_PER_SIZE = 100
 """Default cost of an offloaded function; with bytes of text as size it is a 10 MB/s tokenizer."""
 
+DEVICE: Ref[Any] = Ref("device")
+"""Sends what devices post."""
+
 EVENTS_MAX = 10_000_000
 """Default bound of events in one `run_until_idle`."""
 
@@ -115,27 +118,16 @@ class VirtualRuntime:
 
         Raises StillBusy after `max_events`.
         """
-        self.start()
-        handled = 0
-        while self.stop_reason is None and (next_ns := self._next_ns()) is not None and next_ns <= time_ns:
-            if handled == max_events:
-                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
-            self._step()
-            handled += 1
+        if time_ns < self._agenda.now_ns:
+            return 0
+        handled = self._run(time_ns, max_events)
         if self.stop_reason is None:
             self._agenda.now_ns = max(self._agenda.now_ns, time_ns)
         return handled
 
     def run_until_idle(self, max_events: int = EVENTS_MAX) -> int:
         """Handle everything; the number handled. Raises StillBusy after `max_events`."""
-        self.start()
-        handled = 0
-        while self.stop_reason is None and self._next_ns() is not None:
-            if handled >= max_events:
-                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
-            self._step()
-            handled += 1
-        return handled
+        return self._run(None, max_events)
 
     def request_stop(self, reason: str) -> None:
         """Stop now; the first reason stays."""
@@ -172,18 +164,33 @@ class VirtualRuntime:
 
     # The loop.
 
-    def _next_ns(self) -> int | None:
-        """When the next delivery is due; calls `idle()` first, where time is about to pass."""
+    def _run(self, until_ns: int | None, max_events: int | None) -> int:
+        self.start()
+        handled = 0
+        while self.stop_reason is None:
+            if handled == max_events and self._agenda.is_busy(until_ns):
+                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
+            delivery = self._take(until_ns)
+            if delivery is None:
+                break
+            self._handle(delivery)
+            handled += 1
+        return handled
+
+    def _take(self, until_ns: int | None) -> Delivery | None:
+        """The next one that is due until then; calls `idle()` first, where time is about to pass."""
         agenda = self._agenda
+        delivery = agenda.take_now()
+        if delivery is not None:
+            return delivery
         next_ns = agenda.next_ns()
-        if next_ns == agenda.now_ns:
-            return next_ns
         # Nothing can change until next_ns: a good time to check, but not too often.
-        quiet = next_ns is None or agenda.now_ns >= self._idle_due_ns
-        if quiet and self._idle_wanted:
+        if self._idle_wanted and (next_ns is None or agenda.now_ns >= self._idle_due_ns):
             self._idle()
-            next_ns = agenda.next_ns()
-        return next_ns
+            return self._take(until_ns) if self.stop_reason is None else None
+        if next_ns is None or (until_ns is not None and next_ns > until_ns):
+            return None
+        return agenda.take_next()
 
     def _idle(self) -> None:
         self._idle_wanted = False
@@ -191,31 +198,31 @@ class VirtualRuntime:
         self._supervisor.idle()
         self._settle()
 
-    def _step(self) -> None:
-        delivery = self._agenda.take()
+    def _handle(self, delivery: Delivery) -> None:
         inbox = delivery.inbox or self._inboxes[delivery.target]
         inbox.depth -= delivery.queued
         self._idle_wanted = True
         if delivery.failure is not None:
             self._supervisor.crash(inbox.child, delivery.failure, None)
         elif inbox.is_open:
-            self._handle(inbox, delivery)
+            message = delivery.message
+            self._note(inbox, delivery)
+            try:
+                arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
+                inbox.child.handlers[type(message)](arrived)
+            except Exception as error:
+                self._supervisor.crash(inbox.child, error, message)
         if self._failures or self.stop_reason is not None:
             self._settle()
 
-    def _handle(self, inbox: VirtualInbox, delivery: Delivery) -> None:
-        message = delivery.message
-        kind = type(message)
+    def _note(self, inbox: VirtualInbox, delivery: Delivery) -> None:
+        """Of a large message the size alone: the ring keeps what it is given."""
+        message, frame = delivery.message, delivery.frame
+        name = type(message).__name__
         if self._hashed:
-            self._trace.mix(self._agenda.now_ns, inbox.name, delivery.frame or kind.__name__.encode())
-        large = delivery.frame is not None and len(delivery.frame) > DETAIL_BYTES
-        detail = None if large else message
-        self._trace.record(self._agenda.now_ns, "handled", inbox.name, kind.__name__, detail)
-        try:
-            arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
-            inbox.child.handlers[kind](arrived)
-        except Exception as error:
-            self._supervisor.crash(inbox.child, error, message)
+            self._trace.mix(self._agenda.now_ns, inbox.name, frame or name.encode())
+        large = frame is not None and len(frame) > DETAIL_BYTES
+        self._trace.record(self._agenda.now_ns, "handled", inbox.name, name, None if large else message)
 
     def _settle(self) -> None:
         """After a handler: crash who overflowed, and stop the children when the run is over."""
@@ -226,11 +233,31 @@ class VirtualRuntime:
 
     # What actors and devices call, through kernel/verbs.py.
 
-    def send(self, owner: VirtualInbox, ref: Ref[Any], message: Message) -> None:
-        self._send(owner.name, ref, message)
+    def send(self, owner: VirtualInbox | Ref[Any], ref: Ref[Any], message: Message) -> None:
+        """Each message goes through here: kept short in calls."""
+        inbox = self._inboxes.get(ref.name)
+        if inbox is None:
+            self._send_out(owner.name, ref, message)
+            return
+        if type(message) not in inbox.child.handlers:
+            raise _not_accepted(inbox, message)
+        if not inbox.is_open or inbox.depth >= inbox.bound:
+            self._drop(owner.name, inbox, message)
+            return
+        inbox.depth += 1
+        delivery = Delivery(inbox.name, inbox, None, message, self._frame(message), queued=True)
+        self._agenda.add_now(owner.name, delivery)
+        self._trace.record(self._agenda.now_ns, "sent", owner.name, type(message).__name__, inbox.name)
+
+    def _drop(self, sender: str, inbox: VirtualInbox, message: Message) -> None:
+        """Sent to one that has ended, or whose inbox is full, which is a crash of its own."""
+        if inbox.is_open:
+            self._failures.append((inbox.child, InboxOverflow(inbox.name, inbox.bound), message))
+        else:
+            self._trace.record(self._agenda.now_ns, "dropped", sender, type(message).__name__, inbox.name)
 
     def post(self, name: str, message: Message) -> None:
-        self._send("device", Ref(name), message)
+        self.send(DEVICE, Ref(name), message)
 
     def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
         return self.send_after(self._inbox(name), delay_ns, Ref(name), message)
@@ -241,24 +268,9 @@ class VirtualRuntime:
             raise UnknownRef(name)
         return inbox
 
-    def _send(self, sender: str, ref: Ref[Any], message: Message) -> None:
-        if ref.name == INGRESS_NAME:
-            self._send_out(sender, message)
-            return
-        name = ref.name
-        inbox = self._inbox(name)
-        _check_accepts(inbox, message)
-        if not inbox.is_open:
-            self._trace.record(self._agenda.now_ns, "dropped", sender, type(message).__name__, name)
-        elif inbox.depth >= inbox.bound:
-            self._failures.append((inbox.child, InboxOverflow(inbox.name, inbox.bound), message))
-        else:
-            inbox.depth += 1
-            delivery = Delivery(name, inbox, None, message, self._frame(message), queued=True)
-            self._agenda.add_now(sender, delivery)
-            self._trace.record(self._agenda.now_ns, "sent", sender, type(message).__name__, name)
-
-    def _send_out(self, sender: str, message: Message) -> None:
+    def _send_out(self, sender: str, ref: Ref[Any], message: Message) -> None:
+        if ref.name != INGRESS_NAME:
+            raise UnknownRef(ref.name)
         if not isinstance(message, SendFrame):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
         self._trace.mix(self._agenda.now_ns, INGRESS_NAME, message.payload)
@@ -296,4 +308,8 @@ class VirtualRuntime:
 
 def _check_accepts(inbox: VirtualInbox, message: Message) -> None:
     if type(message) not in inbox.child.handlers:
-        raise ContractError(f"{inbox.name} does not accept {type(message).__name__}")
+        raise _not_accepted(inbox, message)
+
+
+def _not_accepted(inbox: VirtualInbox, message: Message) -> ContractError:
+    return ContractError(f"{inbox.name} does not accept {type(message).__name__}")
