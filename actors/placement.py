@@ -14,7 +14,6 @@ import msgspec
 from muxk.actors.group_messages import (
     DeviceReleased,
     DevicesTaken,
-    MoveDecode,
     RequestEnded,
     RequestMigrated,
     RequestsJoined,
@@ -24,20 +23,18 @@ from muxk.actors.messages import (
     AdmitRequest,
     EstimatorReady,
     RecomputeRequest,
-    Request,
     RequestAborted,
     RequestRefused,
     StopRequest,
 )
 from muxk.actors.placement_state import (
-    Assignment,
     GroupLoad,
     PlacementState,
     Stage,
-    prompt_sums,
 )
+from muxk.actors.placer import Fleet, Placer
 from muxk.actors.refs import PlacementInbox, Refs
-from muxk.actors.request_views import classified, prefill_tokens, up_to_date
+from muxk.actors.request_views import classified, up_to_date
 from muxk.actors.transfers import Transfer, Transfers
 from muxk.kernel.actor import Actor
 from muxk.kernel.decider import Decider
@@ -51,7 +48,7 @@ from muxk.kernel.messages import (
     RequestsReported,
     StateReported,
 )
-from muxk.kernel.placing import Assign, Grow, Move, PlaceAnswer, PlaceView, Shrink
+from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import PolicyBook
 from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.work import PAGE_SIZE
@@ -60,18 +57,6 @@ ROUNDS_MAX = 16
 """Times that `place` is asked at one event; each answer may make another one possible."""
 SHORT_OF_PAGES = 0.05
 """Share of a group's pages: with fewer free ones a policy of elastic groups is asked to do something."""
-
-
-class Fleet(msgspec.Struct, frozen=True):
-    """What all devices of a server have in common."""
-
-    units: int
-    layers: int
-    elastic: bool
-    pages: int
-    """Of one device's pool."""
-    page_bytes: int
-    link_bytes_per_ns: float
 
 
 class Placement(Actor):
@@ -92,6 +77,7 @@ class Placement(Actor):
 
     def started(self) -> None:
         self._transfers = Transfers(self._groups, self.context)
+        self._placer = Placer(self._groups, self._fleet, self.state, self._transfers, self.context)
 
     # --- requests ---
 
@@ -173,8 +159,9 @@ class Placement(Actor):
     def _left_assignment(self, request_id: int) -> None:
         """Its prompt is computed, or nobody wants it: helpers go with the last one."""
         for assignment in self.state.assignments:
-            if assignment.left.pop(request_id, 0) != 0:
+            if request_id not in assignment.left:
                 continue
+            del assignment.left[request_id]
             if not assignment.left:
                 self.state.assignments.remove(assignment)
                 self.state.measure(assignment, self._fleet.units, self.now_ns())
@@ -191,13 +178,13 @@ class Placement(Actor):
         if self.state.ready < len(self._groups):
             return
         for _ in range(ROUNDS_MAX):
-            if not self._apply(self._answer()):
+            if not self._placer.apply(self._answer()):
                 break
-        self._ensure_progress()
+        self._placer.ensure_progress()
 
     def _answer(self) -> PlaceAnswer:
         if not self.state.decider.policy.places:
-            return self._least_loaded()
+            return self._placer.least_loaded()
         return self.state.decider.place(self._view())
 
     def _view(self) -> PlaceView:
@@ -207,7 +194,9 @@ class Placement(Actor):
             queue=state.queue_views(),
             waiting=len(state.queue),
             groups=tuple(
-                state.group_view(group, member.devices, member.leaving)
+                state.group_view(
+                    group, member.devices if self._transfers.is_awake(group) else (), member.leaving
+                )
                 for group, member in enumerate(self._transfers.members)
             ),
             layers=fleet.layers,
@@ -220,150 +209,6 @@ class Placement(Actor):
             width_factors=tuple(state.width_factors),
             estimates=state.estimates,
         )
-
-    def _least_loaded(self) -> PlaceAnswer:
-        """Of a policy that does not say: each request to the group with the least to do, all of it there."""
-        head = next(iter(self.state.queue), None)
-        awake = [group for group in range(len(self._groups)) if self._transfers.is_awake(group)]
-        if head is None or not awake:
-            return PlaceAnswer(())
-        loads = self.state.loads
-        group = min(awake, key=lambda group: (loads[group].waiting + loads[group].decoding, group))
-        return PlaceAnswer((Assign((head,), group),))
-
-    def _apply(self, answer: PlaceAnswer) -> bool:
-        """Do what can be done; False when nothing was."""
-        done = False
-        for action in answer.actions:
-            legal = self._do(action)
-            self.state.counts[type(action).__name__.lower() if legal else "illegal actions"] += 1
-            done = done or legal
-        return done
-
-    def _do(self, action: Assign | Grow | Shrink | Move) -> bool:
-        match action:
-            case Assign():
-                return self._assign(action)
-            case Grow():
-                return self._may_grow(action.group, action.devices) and self._grow(action)
-            case Shrink():
-                return self._shrink(action)
-            case Move():
-                return self._move(action)
-
-    # --- what policies want ---
-
-    def _may_grow(self, group: int, devices: tuple[int, ...]) -> bool:
-        """Only an awake group, and by devices whose own groups have nothing to do."""
-        transfers = self._transfers
-        return (
-            self._fleet.elastic
-            and bool(devices)
-            and transfers.is_awake(group)
-            and all(
-                device != group
-                and transfers.is_awake(device)
-                and transfers.members[device].devices == (device,)
-                and self.state.loads[device].idle
-                for device in devices
-            )
-        )
-
-    def _grow(self, action: Grow) -> bool:
-        self._transfers.grow(action.group, action.devices, action.devices)
-        return True
-
-    def _shrink(self, action: Shrink) -> bool:
-        member = self._transfers.members[action.group]
-        going = [
-            device
-            for device in action.devices
-            if device in member.devices and device != action.group and device not in member.leaving
-        ]
-        self._transfers.shrink(action.group, going)
-        return bool(going)
-
-    def _move(self, action: Move) -> bool:
-        transfers = self._transfers
-        if not (transfers.is_awake(action.group) and transfers.is_awake(action.to)):
-            return False
-        placed = self.state.placed
-        moving = [
-            request_id
-            for request_id, known in placed.items()
-            if known.group == action.group and known.stage is Stage.DECODING
-        ]
-        for request_id in moving:
-            self.state.move(request_id, action.to)
-        if moving:
-            self.send(self._groups[action.group].decode, MoveDecode(action.to))
-        return bool(moving)
-
-    def _assign(self, action: Assign) -> bool:
-        state, group = self.state, action.group
-        messages = [state.queue[request] for request in action.requests if request in state.queue]
-        decode_group = group if action.decode is None else action.decode
-        awake = self._transfers.is_awake(group) and self._transfers.is_awake(decode_group)
-        if not messages or not awake or (action.devices and not self._may_grow(group, action.devices)):
-            return False
-        began_ns = self.now_ns() if state.loads[group].idle else None
-        requests = [message.request for message in messages]
-        for request in requests:
-            del state.queue[request.request_id]
-            state.send_to(request, group, decode_group)
-        own = None if decode_group == group else decode_group
-        sent = [
-            msgspec.structs.replace(
-                message, request=msgspec.structs.replace(message.request, decode_group=own)
-            )
-            for message in messages
-        ]
-        self._hand_out(action, requests, sent, began_ns)
-        return True
-
-    def _hand_out(
-        self,
-        action: Assign,
-        requests: list[Request],
-        messages: list[AdmitRequest | RecomputeRequest],
-        began_ns: int | None,
-    ) -> None:
-        """To the group's admission, at once or when the devices are there."""
-        member = self._transfers.members[action.group]
-        devices = (action.group, *(d for d in (*member.devices, *action.devices) if d != action.group))
-        kept = devices if action.keep is None else devices[: max(1, action.keep)]
-        helpers = tuple(device for device in devices if device not in kept)
-        if self._fleet.elastic:
-            tokens, pairs = prompt_sums(requests)
-            left = dict.fromkeys(request.request_id for request in requests)
-            assignment = Assignment(action.group, left, helpers, len(devices), tokens, pairs, began_ns)
-            self.state.assignments.append(assignment)
-        if action.devices:
-            with_pages = [device for device in action.devices if device in kept]
-            self._transfers.grow(action.group, action.devices, with_pages).held.extend(messages)
-            return
-        for message in messages:
-            self.send(self._groups[action.group].admission, message)
-
-    def _ensure_progress(self) -> None:
-        """When everybody is idle and somebody waits, the first one goes somewhere."""
-        state, transfers = self.state, self._transfers
-        if not state.queue or transfers.under_way or not all(load.idle for load in state.loads):
-            return
-        head = next(iter(state.queue))
-        awake = [group for group in range(len(self._groups)) if transfers.is_awake(group)]
-        state.counts["forced placements"] += 1
-        self._assign(Assign((head,), awake[0], self._needed(head, awake)))
-
-    def _needed(self, request_id: int, awake: list[int]) -> tuple[int, ...]:
-        """Devices that a long prompt needs beside the first awake group's own."""
-        if not self._fleet.elastic:
-            return ()
-        pages = prefill_tokens(self.state.queue[request_id].request) // PAGE_SIZE + 1
-        member = self._transfers.members[awake[0]]
-        missing = -(-pages // self._fleet.pages) - len(member.with_pages)
-        alone = [group for group in awake[1:] if self._transfers.members[group].devices == (group,)]
-        return tuple(alone[: max(0, missing)])
 
     # --- devices on their way ---
 

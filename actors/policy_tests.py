@@ -93,6 +93,7 @@ def simulate(test: PolicyTest, record: Path | None = None) -> RunRecord:
     """The run of a test."""
     device = test.device
     setup = DeviceSetup(
+        devices=device.devices,
         units=device.units,
         layers=device.layers,
         granularity=device.granularity,

@@ -7,19 +7,20 @@ by `muxk test`, and by everything else that asks what would happen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from muxk.actors import protocol as wire
-from muxk.actors.backends import Backend
 from muxk.actors.gateway import Gateway
-from muxk.actors.simulation_watch import Notes, WatchedDevice, WatchedPolicy
-from muxk.actors.system import build_specs, installed_version
+from muxk.actors.simulation_devices import DeviceSetup as DeviceSetup
+from muxk.actors.simulation_devices import open_devices
+from muxk.actors.simulation_watch import Notes, WatchedPolicy
+from muxk.actors.system import build_specs, installed_version, start_devices
 from muxk.kernel.actor import Ref
-from muxk.kernel.devices.sim import SimCosts
 from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.messages import FrameReceived, SendFrame
 from muxk.kernel.policy import Policy, PolicyBook, PolicyText
@@ -27,8 +28,6 @@ from muxk.kernel.recording import Recorder
 from muxk.kernel.supervisor import CrashReport
 from muxk.kernel.trace import Trace
 from muxk.kernel.virtual import StillBusy, VirtualRuntime
-from muxk.kernel.work import PAGE_SIZE
-from muxk.models.tokenizer import ByteTokenizer
 from muxk.policies.run_records import End, MomentRecord, RequestRecord, RunRecord
 
 EVENTS_MAX = 2_000_000
@@ -43,19 +42,6 @@ NAMES_SHOWN = 5
 TRACE_RECORDS = 64
 GATEWAY: Ref[Any] = Ref("gateway")
 ADMIN = ADMIN_PREFIX + b"driver"
-
-
-@dataclass(frozen=True)
-class DeviceSetup:
-    """The device that is simulated: given costs, whatever it runs on."""
-
-    units: int = 16
-    layers: int = 32
-    granularity: int = 1
-    kv_tokens: int = 65_536
-    costs: SimCosts = field(default_factory=SimCosts)
-    calibrate: bool = True
-    """Measure it first, as a server does; else the policy starts without estimates."""
 
 
 @dataclass(frozen=True)
@@ -114,23 +100,15 @@ class Simulation:
         self._swapped: dict[str, Policy] = {}
         """By the file name of their swap."""
         self._ready = False
-        self._base = {"preemptions": 0, "split changes": 0}
+        self._base: Counter[str] = Counter()
         self._decoder = msgspec.msgpack.Decoder(wire.Frame)
         self._encoder = msgspec.msgpack.Encoder()
         self._runtime = self._compose(policy, device, seed)
 
     def _compose(self, policy: Policy, setup: DeviceSetup, seed: int) -> VirtualRuntime:
-        pages = max(1, setup.kv_tokens // PAGE_SIZE) + 1
-        device = WatchedDevice(
-            self._notes,
-            units=setup.units,
-            layers=setup.layers,
-            pages=pages,
-            costs=setup.costs,
-            granularity=setup.granularity,
-        )
+        backend = open_devices(setup, self._notes)
         specs = build_specs(
-            Backend(device, ByteTokenizer(), "sim", (pages - 1) * PAGE_SIZE),
+            backend,
             WatchedPolicy(policy, self._notes),
             seed=seed,
             on_ready=self._device_is_measured,
@@ -147,7 +125,8 @@ class Simulation:
             encode_every=1 << 30,
             report=self._crashed,
         )
-        device.start(runtime.port("arbiter"))
+        start_devices(backend, runtime.port)
+        self._groups = [""] if backend.cluster is None else [f"@{n}" for n in range(setup.devices)]
         return runtime
 
     def run(
@@ -195,8 +174,7 @@ class Simulation:
         while not self._ready and self._stopped is None and not self._run.faults:
             self._run_to(self._now_ns() + STEP_NS)
         self._notes.start_ns = self._runtime.now_ns()
-        counts = self._describe("arbiter")["counts"]
-        self._base = {key: counts.get(key, 0) for key in self._base}
+        self._base = self._counts()
         self._book.journal.zero_ns = self._notes.start_ns
         self._book.journal.sink = self._recorder
 
@@ -281,23 +259,33 @@ class Simulation:
         choice = gateway.state.live.get(request_id)
         return f"request {request_id}" if choice is None else choice.request.name
 
-    def _describe(self, actor: str) -> dict[str, Any]:
-        return self._runtime.actor(actor).describe()
+    def _describe(self, actor: str) -> list[dict[str, Any]]:
+        """Of each device."""
+        return [self._runtime.actor(actor + group).describe() for group in self._groups]
+
+    def _counts(self) -> Counter[str]:
+        """What the arbiters of all devices counted."""
+        counts: Counter[str] = Counter()
+        for arbiter in self._describe("arbiter"):
+            counts.update(arbiter["counts"])
+        return counts
 
     def _state(self, at_ns: int) -> MomentRecord:
-        arbiter, pool = self._describe("arbiter"), self._describe("kv_pool")
-        queue = self._describe("admission")
+        arbiters, pools = self._describe("arbiter"), self._describe("kv_pool")
+        queues = self._describe("admission")
+        if len(self._groups) > 1:
+            queues.append(self._runtime.actor("placement").describe())
         return MomentRecord(
             at_ns=at_ns,
-            decode_units=arbiter["split"]["decode"],
-            prefill_units=arbiter["split"]["prefill"],
-            decode_batch=arbiter["decode_batch"],
-            prefill_batches=arbiter["prefill_batches"],
-            parked=arbiter["parked"],
-            queue_requests=queue["waiting"],
-            queue_tokens=queue["waiting_tokens"],
-            kv_total=pool["pages_total"],
-            kv_free=pool["pages_free"] + pool["pages_cached"],
+            decode_units=sum(one["split"]["decode"] for one in arbiters),
+            prefill_units=sum(one["split"]["prefill"] for one in arbiters),
+            decode_batch=sum(one["decode_batch"] for one in arbiters),
+            prefill_batches=sum(one["prefill_batches"] for one in arbiters),
+            parked=any(one["parked"] for one in arbiters),
+            queue_requests=sum(one["waiting"] for one in queues),
+            queue_tokens=sum(one.get("waiting_tokens", 0) for one in queues),
+            kv_total=sum(one["pages_total"] for one in pools),
+            kv_free=sum(one["pages_free"] + one["pages_cached"] for one in pools),
             live=sum(1 for name in self._live if self._requests[name].arrival_ns <= at_ns),
             rules=self._run.decisions[-1].rules if self._run.decisions else (),
         )
@@ -309,9 +297,9 @@ class Simulation:
             run.faults.append(f"the server stopped: {self._stopped}")
         elif self._live:
             run.faults.append(self._hanging())
-        counts = self._describe("arbiter")["counts"] if self._stopped is None else {}
-        run.preemptions = max(0, counts.get("preemptions", 0) - self._base["preemptions"])
-        run.split_changes = max(0, counts.get("split changes", 0) - self._base["split changes"])
+        counts = self._counts() if self._stopped is None else Counter[str]()
+        run.preemptions = max(0, counts["preemptions"] - self._base["preemptions"])
+        run.split_changes = max(0, counts["split changes"] - self._base["split changes"])
         run.ended_ns = max([0, *(request.end_ns for request in run.requests)])
         self._add_answers()
         self._runtime.request_stop("the run is over")

@@ -70,12 +70,21 @@ _PARAMS: Mapping[str, PlanParam] = {
 }
 
 
+_STEPS: Mapping[type, str] = {
+    Assign: f"{LABEL}-dispatch",
+    Grow: f"{LABEL}-scale-up",
+    Shrink: f"{LABEL}-scale-down",
+    Move: f"{LABEL}-consolidate",
+}
+
+
 @dataclass(frozen=True)
 class LoongServe:
     """Implements `plans.Plan`."""
 
     api_version: int = API_VERSION
     devices_min: int = 2
+    labels: tuple[str, ...] = tuple(_STEPS.values())
     params: Mapping[str, PlanParam] = field(default_factory=lambda: _PARAMS)
     about: str = (
         "LoongServe: elastic sequence parallelism. Groups of devices that grow for prefill and shrink for "
@@ -92,11 +101,8 @@ class LoongServe:
 def plan(view: PlaceView, settings: Settings) -> PlaceAnswer:
     """What is done now."""
     actions = tuple(_Planner(view, settings).actions())
-    labels = dict.fromkeys(f"{LABEL}-{_STEPS[type(action)]}" for action in actions)
+    labels = dict.fromkeys(_STEPS[type(action)] for action in actions)
     return PlaceAnswer(actions, tuple(labels))
-
-
-_STEPS: Mapping[type, str] = {Assign: "dispatch", Grow: "scale-up", Shrink: "scale-down", Move: "consolidate"}
 
 
 class _Planner:
@@ -113,7 +119,9 @@ class _Planner:
         self._free = [group.group for group in idle if group.devices == (group.group,)]
         self._decoding = [group for group in awake if group.decoding and not group.waiting]
         self._busy = [group for group in awake if group.group not in self._free]
-        self._moving = any(group.incoming for group in awake)
+        # Devices between two groups, or about to leave one that is done, are there in a moment.
+        coming = len(view.groups) - sum(len(group.devices) for group in awake) if view.elastic else 0
+        self._moving = bool(coming or self._wide) or any(group.incoming for group in awake)
         self._width = min(int(settings.max_width), len(view.groups)) if view.elastic else 1
         self._page_total = max((group.pages_total // len(group.devices) for group in awake), default=0)
 

@@ -10,7 +10,16 @@ from muxk.policies.answers import MAX_KEYS, SORTABLE, Context, key_run
 from muxk.policies.expressions import Expression
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar, SequenceNode, describe
-from muxk.policies.placing import Among, PlaceRule, Placing, PlanPlacing, Pools, Reuse, RulePlacing
+from muxk.policies.placing import (
+    DEFAULT_LABEL,
+    Among,
+    PlaceRule,
+    Placing,
+    PlanPlacing,
+    Pools,
+    Reuse,
+    RulePlacing,
+)
 from muxk.policies.plans import FoundPlan, NoPlan, PlanParam
 from muxk.policies.problems import Mark, did_you_mean
 from muxk.policies.sections import identifier
@@ -231,7 +240,9 @@ def _plan(found: Mapping[str, Node], context: Context) -> PlaceSection | None:
     except Exception as error:
         report.add(node.mark, f"plan '{name}' can not be made: {in_words(error)}")
         return None
-    return PlaceSection(PlanPlacing(name, answer, node.mark, one.plan.devices_min, fetches), one.origin)
+    labels = (*one.plan.labels, DEFAULT_LABEL)
+    placing = PlanPlacing(name, answer, node.mark, one.plan.devices_min, fetches, labels)
+    return PlaceSection(placing, one.origin)
 
 
 def _values(node: Node | None, one: FoundPlan, context: Context) -> dict[str, float]:

@@ -53,6 +53,10 @@ class Placing(Protocol):
     @property
     def fetches_prefix(self) -> bool: ...
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All that its answers may bear."""
+
     def place(self, view: PlaceView) -> PlaceAnswer: ...
 
 
@@ -145,6 +149,10 @@ class RulePlacing:
     def rules(self) -> tuple[PlaceRule, ...]:
         return (*self.prefill, *self.decode, *self.both)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (*(rule.label for rule in self.rules), DEFAULT_LABEL)
+
     def place(self, view: PlaceView) -> PlaceAnswer:
         """The requests of the queue that have a place now."""
         scope, errors = PlaceScope(view), Errors()
@@ -207,6 +215,7 @@ class PlanPlacing:
     mark: Mark
     devices_min: int = 1
     fetches_prefix: bool = False
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
 
     def place(self, view: PlaceView) -> PlaceAnswer:
         """What the plan says; the built-in answer when it fails."""

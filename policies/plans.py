@@ -49,6 +49,10 @@ class Plan(Protocol):
     def params(self) -> Mapping[str, PlanParam]: ...
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Those of its answers' rules, each `place/...`."""
+
+    @property
     def devices_min(self) -> int: ...
 
     def __call__(self, values: Mapping[str, float], /) -> Answer:
@@ -107,7 +111,7 @@ def _loaded(entry: metadata.EntryPoint) -> FoundPlan:
         raise NoPlan(
             f"plan '{entry.name}' of {origin} is written for version {version} of plans, not {API_VERSION}"
         )
-    missing = [what for what in ("about", "params", "devices_min") if not hasattr(plan, what)]
+    missing = [what for what in ("about", "params", "labels", "devices_min") if not hasattr(plan, what)]
     if missing or not callable(plan):
         raise NoPlan(f"plan '{entry.name}' of {origin} is no plan: it lacks {', '.join(missing) or 'a call'}")
     return FoundPlan(entry.name, plan, origin or entry.value)

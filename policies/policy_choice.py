@@ -11,6 +11,7 @@ from muxk.kernel.policy import Policy
 from muxk.policies.engine import CompiledPolicy, compile_policy, shipped_policies
 from muxk.policies.loader import MAX_CHARACTERS, load, normalise
 from muxk.policies.marks import MappingNode, Node, Scalar
+from muxk.policies.placing import RulePlacing
 from muxk.policies.problems import Mark, PolicyError, Problem, Report, did_you_mean
 from muxk.policies.registry import installed_policies, open_policy
 from muxk.policies.shipped_files import shipped_text
@@ -87,7 +88,8 @@ class PolicyChoice:
         if not isinstance(policy, CompiledPolicy):
             return None
         labels = [rule.label for point in policy.points.values() for rule in point.rules]
-        return (*labels, *(f"{point}/default" for point in policy.points))
+        labels += [f"{point}/default" for point in policy.points]
+        return (*labels, *(() if policy.placing is None else policy.placing.labels))
 
 
 class Policies:
@@ -194,7 +196,10 @@ def _own_rules(policy: CompiledPolicy) -> tuple[str, ...]:
     spec = policy.source.spec
     written = [point for point in policy.points.values() if spec.get(point.name) is not None]
     rules = [rule for point in written for rule in point.rules]
-    return tuple(rule.label for rule in rules if rule.mark.source is spec.mark.source)
+    labels = [rule.label for rule in rules if rule.mark.source is spec.mark.source]
+    if isinstance(policy.placing, RulePlacing):
+        labels += [rule.label for rule in policy.placing.rules if rule.mark.source is spec.mark.source]
+    return tuple(labels)
 
 
 def open_choice(name: str, settings: Mapping[str, str]) -> PolicyChoice:

@@ -103,6 +103,7 @@ class _TestReader:
         timeout_ns = self._values.duration(spec.get("timeout"), "timeout", TIMEOUT_NS)
         seed = self._values.count(spec.get("seed"), "seed", 1, 0, (1 << 63) - 1)
         device = self._load.device(spec.get("device"))
+        self._check_devices(spec, device.devices, choice, swaps)
         known = None if self._instead is not None else Known.of(choice, swaps)
         expectations = ExpectationReader(arrivals, known, self._report).expectations(
             spec.get("expect"), spec_node
@@ -113,6 +114,21 @@ class _TestReader:
         return PolicyTest(
             name, description, mark, choice, seed, device, timeout_ns, arrivals, swaps, expectations
         )
+
+    def _check_devices(
+        self,
+        spec: Mapping[str, Node],
+        devices: int,
+        choice: PolicyChoice | None,
+        swaps: Sequence[Swap],
+    ) -> None:
+        """A policy may need several."""
+        chosen = [] if choice is None else [("policy", choice)]
+        for key, one in (*chosen, *(("actions", swap.choice) for swap in swaps)):
+            needed = one.policy.devices_min
+            if needed > devices and key in spec:
+                message = f"{one.label} needs {needed} devices, and the test has {devices}"
+                self._report.add(spec[key].mark, message, f"write device: {{devices: {needed}}}")
 
     def _check_times(
         self,

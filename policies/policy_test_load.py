@@ -13,6 +13,7 @@ from muxk.policies.policy_test_values import Values
 from muxk.policies.problems import Report
 
 REQUESTS_MAX = 10_000
+DEVICES_MAX = 16
 UNITS_MAX = 256
 LAYERS_MAX = 256
 KV_TOKENS_MAX = 4_194_304
@@ -21,7 +22,7 @@ PROMPTS_MAX = 8_388_608
 """Tokens of all prompts of a test."""
 
 DEVICE: Mapping[str, str] = dict.fromkeys(
-    ("units", "layers", "granularity", "kv_tokens", "calibrate", "costs"), ""
+    ("devices", "units", "layers", "granularity", "kv_tokens", "calibrate", "costs"), ""
 )
 COSTS: Mapping[str, str] = {
     "launch": "launch_ns",
@@ -31,6 +32,7 @@ COSTS: Mapping[str, str] = {
     "prefill_layer_base": "prefill_layer_base_ns",
     "prefill_token": "prefill_token_ns",
     "prefill_pair": "prefill_pair_ns",
+    "migration_token": "migration_token_ns",
 }
 """Keys of `costs` that are times, and the fields of SimCosts; `decode_saturation` is a share."""
 _ARRIVAL_KEYS = (
@@ -59,6 +61,7 @@ class LoadReader:
         values, standard = self._values, DeviceText()
         units = values.count(found.get("units"), "units", standard.units, 1, UNITS_MAX)
         return DeviceText(
+            devices=values.count(found.get("devices"), "devices", 1, 1, DEVICES_MAX),
             units=units,
             layers=values.count(found.get("layers"), "layers", standard.layers, 1, LAYERS_MAX),
             granularity=values.count(found.get("granularity"), "granularity", 1, 1, units),

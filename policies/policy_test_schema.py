@@ -114,6 +114,7 @@ ABOUT_COSTS: Mapping[str, str] = {
     "prefill_layer_base": "Time of a layer of prefill whatever its tokens",
     "prefill_token": "Time of each token in a layer",
     "prefill_pair": "Time of each query-key pair in a layer",
+    "migration_token": "Time to move the KV of a token to another device",
 }
 
 
@@ -124,10 +125,11 @@ def _device() -> Schema:
         {"type": "string", "pattern": json_schema.PATTERNS["percent"]},
     )
     shapes = {
-        "units": _count("Units that can be split."),
+        "devices": _count("How many there are, all alike; they can work together."),
+        "units": _count("Units of a device, that can be split."),
         "layers": _count("Layers of the model."),
         "granularity": _count("Units that a split moves by."),
-        "kv_tokens": _count("Tokens that the KV pool holds."),
+        "kv_tokens": _count("Tokens that the KV pool of a device holds."),
         "calibrate": described("Whether costs were measured before the test begins.", {"type": "boolean"}),
         "costs": described("How long work takes.", closed(costs)),
     }

@@ -21,6 +21,7 @@ class DeviceText:
     kv_tokens: int = 65_536
     calibrate: bool = True
     costs: SimCosts = field(default_factory=SimCosts)
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

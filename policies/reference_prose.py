@@ -385,7 +385,8 @@ spec:
 
 DEVICE = """\
 All of it is optional. Costs are those of the whole device; prefill takes longer on fewer units in
-proportion, and so does decode below its saturation."""
+proportion, and so does decode below its saturation. Several devices have a KV pool each, and links between
+them. Those that work together share a prefill out, and of a decode step all but its base."""
 
 ARRIVALS = """\
 Each row is a group of requests. A range, such as `100 to 4k`, is drawn evenly for each request from `seed`.

@@ -16,7 +16,7 @@ from muxk.policies.problems import RuleError
 class DecideScope:
     """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
 
-    __slots__ = ("batch", "beside", "layer_ns", "split", "step_ns", "units", "view")
+    __slots__ = ("batch", "beside", "cell", "layer_ns", "split", "step_ns", "units", "view")
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -27,6 +27,8 @@ class DecideScope:
         self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
         self.beside = _beside(view)
+        self.cell: int | None = None
+        """Of the guard's table; found when a step is estimated for the first time."""
         self.step_ns: dict[int, float] = {}
         self.layer_ns: dict[tuple[int, int, int], float] = {}
         """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
@@ -122,7 +124,9 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
         raise RuleError("no decode step was measured yet; ask estimate.known first")
     decode = view.decode
     load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
-    step_ns = _time(view.estimates.decode_ns(whole, *load, scope.beside))
+    if not scope.step_ns:
+        scope.cell = view.estimates.cell(*load, scope.beside)
+    step_ns = _time(view.estimates.decode_in_cell_ns(whole, *load, scope.cell))
     scope.step_ns[whole] = step_ns
     return step_ns
 

@@ -44,6 +44,14 @@ END_EVERY = 509
 """One sampled token in so many is the end token."""
 
 
+Memory = npt.NDArray[np.int64]
+"""The token in each slot, or -1."""
+
+
+def new_memory(pages: int) -> Memory:
+    return np.full(pages * PAGE_SIZE, -1, dtype=np.int64)
+
+
 class SimCosts(msgspec.Struct, frozen=True):
     """Costs on the whole device, in ns; a phase on fewer units takes longer."""
 
@@ -56,6 +64,8 @@ class SimCosts(msgspec.Struct, frozen=True):
     prefill_layer_base_ns: int = 50_000
     prefill_token_ns: int = 2_500
     prefill_pair_ns: float = 0.2
+    migration_token_ns: float = 600.0
+    """Of each token whose KV moves to another device: 128 KiB at 200 GB/s take 655."""
 
 
 @dataclass(slots=True)
@@ -92,7 +102,9 @@ class SimDevice:
         granularity: int = 1,
         chunk_tokens_max: int = 1 << 20,
         parked_bytes_per_token: int = PARKED_BYTES_PER_TOKEN,
+        memory: Memory | None = None,
     ) -> None:
+        """`memory` is that of all devices of a server, where there are several, by slot."""
         self.name = f"sim:{units}"
         self.units = units
         self.layers = layers
@@ -102,8 +114,10 @@ class SimDevice:
         self.parked_bytes_per_token = parked_bytes_per_token
         self._costs = costs or SimCosts()
         self._granularity = granularity
-        self._slots: npt.NDArray[np.int64] = np.full(pages * PAGE_SIZE, -1, dtype=np.int64)
-        self._powers = _powers_of_factor(pages * PAGE_SIZE)
+        self.width = 1
+        """Devices that work as one."""
+        self._slots: Memory = new_memory(pages) if memory is None else memory
+        self._powers = _powers_of_factor(len(self._slots))
         self._lanes: dict[tuple[Phase, int], SimLane] = {}
         self._ends_ns: dict[int, int] = {}
         self._touches: list[_Touch] = []
@@ -161,6 +175,15 @@ class SimDevice:
     def close(self) -> None:
         self._lanes.clear()
 
+    def resize(self, width: int) -> None:
+        """See `kernel.device.ElasticDevice`: a prefill is shared out, of a decode step all but its base."""
+        self.width = width
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """What a migration moves, from page to page."""
+        slots = self._slots.reshape(-1, PAGE_SIZE)
+        slots[list(targets)] = slots[list(sources)]
+
     def _end_of(self, item_id: int) -> int:
         return self._ends_ns.get(item_id, 0)
 
@@ -191,14 +214,14 @@ class SimDevice:
 
     def _decode_ns(self, rows: int, context_tokens: int, share: float) -> int:
         costs = self._costs
-        full = costs.decode_base_ns + rows * costs.decode_row_ns
-        full += context_tokens * costs.decode_context_token_ns
+        of_rows = rows * costs.decode_row_ns + context_tokens * costs.decode_context_token_ns
+        full = costs.decode_base_ns + of_rows / self.width
         return round(full * max(1.0, costs.decode_saturation / share))
 
     def _prefill_ns(self, layers: int, new_tokens: int, pairs: int, share: float) -> int:
         costs = self._costs
         layer = costs.prefill_layer_base_ns + new_tokens * costs.prefill_token_ns
-        return round(layers * (layer + pairs * costs.prefill_pair_ns) / share)
+        return round(layers * (layer + pairs * costs.prefill_pair_ns) / share / self.width)
 
     def _check_pages(self, touches: Sequence[_Reach], now_ns: int, ends_ns: int) -> None:
         """Refuse an item that writes a page which an older item of other requests may still touch."""

@@ -15,6 +15,8 @@ OTHER = {
     "static_split": "muxwise",
     "temporal": "muxwise",
     "muxwise": "inflight",
+    "splitwise": "loongserve",
+    "loongserve": "splitwise",
 }
 """A policy that does not have the property."""
 
