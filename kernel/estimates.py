@@ -30,8 +30,9 @@ class Ramp(msgspec.Struct, frozen=True):
 
     def at(self, load: float) -> float:
         """In ns; `load` is at least 0."""
-        place = bisect_right(self.knots, load) - 1
-        return self.values[place] + self.slopes[place] * (load - self.knots[place])
+        knots = self.knots
+        place = bisect_right(knots, load) - 1
+        return self.values[place] + self.slopes[place] * (load - knots[place])
 
 
 class DecodeModel(msgspec.Struct, frozen=True):
@@ -52,10 +53,10 @@ class DecodeModel(msgspec.Struct, frozen=True):
     context: Ramp | None = None
 
     def solo_ns(self, batch: int, context_tokens: int) -> float:
-        solo = self.base_ns + self.per_row_ns * batch + self.per_context_token_ns * context_tokens
-        if self.rows is not None:
-            solo += self.rows.at(batch)
-        return solo if self.context is None else solo + self.context.at(context_tokens)
+        rows, context = self.rows, self.context
+        if rows is None or context is None:
+            return self.base_ns + self.per_row_ns * batch + self.per_context_token_ns * context_tokens
+        return self.base_ns + rows.at(batch) + context.at(context_tokens)
 
     def step_ns(self, batch: int, context_tokens: int) -> float:
         return self.solo_ns(batch, context_tokens) * self.guard
@@ -107,6 +108,8 @@ class Contention(msgspec.Struct, frozen=True):
     """Of decode, ascending."""
     units_total: int
     """On all units of the device nothing runs beside a step."""
+    cells: int
+    """For each number of units."""
     factors: bytes
     """uint8[units, new, reused, batch, context]: steps of FACTOR_STEP above 1."""
 
@@ -117,11 +120,6 @@ class Contention(msgspec.Struct, frozen=True):
         place = (place + _cell(self.batch, batch)) * len(self.context_tokens)
         return place + _cell(self.context_tokens, context_tokens)
 
-    @property
-    def cells(self) -> int:
-        """For each number of units."""
-        return len(self.factors) // len(self.units)
-
     def index(self, units: int, cell: int) -> int:
         """Where the factor of a cell is; units between two measured ones have that of the fewer."""
         return max(0, bisect_right(self.units, units) - 1) * self.cells + cell
@@ -129,7 +127,8 @@ class Contention(msgspec.Struct, frozen=True):
     def factor(self, units: int, cell: int) -> float:
         if units >= self.units_total:
             return 1.0
-        return 1.0 + self.factors[self.index(units, cell)] * FACTOR_STEP
+        place = bisect_right(self.units, units) - 1
+        return 1.0 + self.factors[(place if place > 0 else 0) * self.cells + cell] * FACTOR_STEP
 
 
 def _cell(levels: tuple[int, ...], load: int) -> int:
@@ -159,10 +158,20 @@ class Estimates(msgspec.Struct, frozen=True):
 
         `units` must be at least 1 and the tables known.
         """
-        step_ns = _nearest(self.decode, units).step_ns(batch, context_tokens)
+        return self.decode_in_cell_ns(units, batch, context_tokens, self.cell(batch, context_tokens, beside))
+
+    def cell(self, batch: int, context_tokens: int, beside: PrefillShape | None) -> int | None:
+        """Of the guard's table, for `decode_in_cell_ns`; None where it does not matter what runs beside."""
         if self.contention is None or beside is None:
+            return None
+        return self.contention.cell(batch, context_tokens, beside)
+
+    def decode_in_cell_ns(self, units: int, batch: int, context_tokens: int, cell: int | None) -> float:
+        """`decode_ns`, for who asks about many units: the cell is the same for all."""
+        model = _nearest(self.decode, units)
+        step_ns = model.solo_ns(batch, context_tokens) * model.guard
+        if cell is None or self.contention is None:
             return step_ns
-        cell = self.contention.cell(batch, context_tokens, beside)
         return step_ns * self.contention.factor(units, cell)
 
     def prefill_layer_ns(self, units: int, new_tokens: int, pairs: int) -> float:

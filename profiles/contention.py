@@ -44,6 +44,7 @@ def contention_of(
         grid.context,
         limits.decode_units,
         limits.units,
+        corners[0].size,
         np.clip(steps, 0, 255).astype(np.uint8).tobytes(),
     )
 

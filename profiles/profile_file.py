@@ -189,7 +189,7 @@ def _check_tables(profile: Profile, path: Path) -> None:
         for level in levels:
             sound = sound and bool(level) and list(level) == sorted(level)
             size *= len(level)
-        sound = sound and len(table.factors) == size
+        sound = sound and len(table.factors) == size == table.cells * len(table.units)
     sound = sound and all(tile > 0 for model in estimates.prefill for tile, _ in model.tiles)
     if not sound:
         raise ProfileError(f"{path} is a damaged profile: its tables do not fit together; measure again")
