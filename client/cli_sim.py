@@ -97,7 +97,7 @@ def sim(
     if requests is None and duration is None:
         requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
     opened = _open_policy(policy, parse_settings(settings))
-    gpu = _with_profile(_open_gpu(device, model, kv_tokens, seed), profile)
+    gpu = _with_profile(_open_gpu(opened, device, model, kv_tokens, seed), profile)
     found, rate = _open_workload(workload, rate, seed)
     plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max, turns=turns)
     _report(plan, workload, rate, _simulated(plan), json_file)
@@ -126,11 +126,12 @@ def _open_policy(name: str, settings: dict[str, str]) -> OpenedPolicy:
         die(str(error), USAGE)
 
 
-def _open_gpu(device: str, model: str, kv_tokens: int | None, seed: int) -> GpuBackend:
-    from muxk.actors.backends import StartupError
+def _open_gpu(opened: OpenedPolicy, device: str, model: str, kv_tokens: int | None, seed: int) -> GpuBackend:
+    from muxk.actors.backends import StartupError, device_for
     from muxk.actors.gpu_backend import open_gpu_backend
 
     try:
+        device = device_for(device, opened.policy.name, opened.policy.devices_min)
         return open_gpu_backend(device, model, kv_tokens, seed)
     except StartupError as error:
         die(str(error), USAGE)
