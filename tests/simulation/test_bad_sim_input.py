@@ -1,0 +1,53 @@
+"""What `muxk sim` can not run is refused before it runs, with the place and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from muxk.client.cli import build_app
+from typer.testing import CliRunner
+
+MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,374,44\n" * 3
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(build_app(), ["sim", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+@pytest.mark.parametrize("policy", ["splitwise", "loongserve"])
+def test_a_policy_for_several_devices_is_refused_on_one_with_the_option_that_gives_them(policy: str) -> None:
+    told = refused(policy, "--workload", "sharegpt", "--requests", "1")
+    assert f"the policy {policy} needs 2 devices or more, and sim:h200 is one" in told
+    assert "use --device sim:h200,devices=2" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [("cut.jsonl", MOONCAKE * 90 + MOONCAKE[:50], 91), ("cut.csv", AZURE + "2023-11-16 18:1", 5)],
+)
+def test_a_trace_that_was_cut_off_is_refused_with_its_last_line(
+    tmp_path: Path, name: str, text: str, line: int
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert f"{path}:{line}: " in refused("muxwise", "--workload", str(path), "--requests", "1")
+
+
+def test_a_model_spread_over_too_few_gpus_is_refused_with_the_bytes_of_each() -> None:
+    told = refused("muxwise", "--model", "qwen3-235b-a22b", "--device", "sim:h100,tp=4")
+    assert (
+        "does not fit on h100 with tp=4: of 85,899,345,920 bytes a GPU, weights take 117,621,882,880" in told
+    )
+
+
+def test_a_rate_of_zero_is_refused_for_a_trace_too(tmp_path: Path) -> None:
+    path = tmp_path / "whole.jsonl"
+    path.write_text(MOONCAKE)
+    assert "rate is 0.0; it must be a finite number above 0" in refused(
+        "muxwise", "--workload", str(path), "--rate", "0"
+    )
