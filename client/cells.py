@@ -7,6 +7,7 @@ printed as the `muxk sim` command that repeats it.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from muxk.actors.backends import StartupError
 from muxk.actors.gpu_backend import open_gpu_backend
 from muxk.actors.policy_files import OpenedPolicy, open_with_text
+from muxk.actors.profiling import profiled
 from muxk.client.errors import ClientError
 from muxk.client.histogram import Histogram
 from muxk.client.measures import MS, Objectives
@@ -26,6 +28,7 @@ from muxk.client.workload_names import Traffic, find_workload
 from muxk.kernel.policy import PolicyText
 from muxk.policies.engine import compile_policy, shipped_policies
 from muxk.policies.problems import PolicyError
+from muxk.profiles.profile_file import ProfileError
 
 REQUESTS = 200
 """Of a run by default: 5 % of them, which may wait at the end, are ten."""
@@ -64,6 +67,8 @@ class Cell(msgspec.Struct, frozen=True):
     """The TTFT of the joint objective. Policies schedule by their own."""
     turns: Turns = Turns.OPEN
     kv_tokens: int | None = None
+    profile: str | None = None
+    """The path of what `muxk profile` measured; None: measured at the start of the run."""
 
 
 Bins = tuple[tuple[float, int], ...]
@@ -97,7 +102,7 @@ def run_cell(cell: Cell) -> Outcome:
     began = perf_counter()
     try:
         outcome = _run(cell)
-    except (PolicyError, StartupError, ClientError) as error:
+    except (PolicyError, StartupError, ClientError, ProfileError) as error:
         outcome = Outcome(error=str(error))
     except Exception as error:  # one cell must not take those of a long study with it
         outcome = Outcome(error=f"{type(error).__name__}: {error}")
@@ -121,13 +126,16 @@ def _bins(times: Histogram) -> Bins:
 
 
 def plan_of(cell: Cell) -> SimPlan:
-    """Raises PolicyError, StartupError, or a ClientError for a workload."""
+    """Raises PolicyError, StartupError, ProfileError, or a ClientError for a workload."""
     opened = opened_policy(cell)
     own = objectives_of(opened.policy)
     objectives = Objectives(cell.tbt_ms or own.tbt_ms, cell.ttft_ms, cell.ttft_ms_per_prompt_token)
+    gpu = open_gpu_backend(cell.device, cell.model, cell.kv_tokens, cell.seed)
+    if cell.profile is not None:
+        gpu = replace(gpu, profile=profiled(gpu.backend, Path(cell.profile)))
     return SimPlan(
         opened,
-        open_gpu_backend(cell.device, cell.model, cell.kv_tokens, cell.seed),
+        gpu,
         find_workload(cell.workload, Traffic(cell.rate, seed=cell.seed)),
         cell.requests,
         None,
@@ -155,21 +163,35 @@ def opened_policy(cell: Cell) -> OpenedPolicy:
 
 def files_of(cell: Cell) -> tuple[Path, ...]:
     """Files that its result depends on besides its own text."""
-    named = (Path(name) for name in (cell.policy, cell.workload, cell.model))
+    named = (Path(name) for name in (cell.policy, cell.workload, cell.model, cell.profile or ""))
     return tuple(path for path in named if path.is_file())
 
 
 def command_of(cell: Cell) -> str:
-    """The `muxk sim` command that repeats the run; it judges TTFT by the policy's own SLO."""
+    """The `muxk sim` command that repeats the run."""
     words = ["muxk", "sim", cell.policy]
     for key, value in cell.settings:
         words += ["--set", f"{key}={value}"]
     words += ["--device", cell.device, "--model", cell.model, "--workload", cell.workload]
     words += [] if cell.rate is None else ["--rate", f"{cell.rate:g}"]
     words += [] if cell.requests is None else ["--requests", str(cell.requests)]
+    words += [] if cell.tbt_ms is None else ["--tbt", f"{_decimal(cell.tbt_ms)}ms"]
+    words += ["--ttft", " + ".join(_ttft_terms(cell))]
+    words += [] if cell.profile is None else ["--profile", cell.profile]
     words += [] if cell.turns is Turns.OPEN else ["--turns", cell.turns.value]
     words += [] if cell.kv_tokens is None else ["--kv-tokens", str(cell.kv_tokens)]
     return shlex.join([*words, "--seed", str(cell.seed)])
+
+
+def _ttft_terms(cell: Cell) -> list[str]:
+    base, slope = _decimal(cell.ttft_ms), _decimal(cell.ttft_ms_per_prompt_token)
+    terms = [f"{base}ms"] if base != "0" or slope == "0" else []
+    return [*terms, f"{slope}ms/token"] if slope != "0" else terms
+
+
+def _decimal(value: float) -> str:
+    """To a microsecond, as files of policies write numbers."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def simulated_seconds(outcome: Outcome) -> float:

@@ -20,6 +20,7 @@ from muxk.client import (
     cli_state,
     cli_talk,
     cli_test,
+    cli_tune,
 )
 
 
@@ -54,6 +55,7 @@ def build_app() -> typer.Typer:
     app.command("profile")(cli_profile.profile)
     app.command("sim")(cli_sim.sim)
     app.command("compare")(cli_compare.compare)
+    app.command("tune")(cli_tune.tune)
     app.command("bench")(cli_bench.bench)
     app.command("doctor")(cli_doctor.doctor)
     return app

@@ -12,7 +12,7 @@ from muxk.client.study_goals import Goal
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
-    from muxk.client.compare import Entry, Plan, Study
+    from muxk.client.compare import Entry, Study
     from muxk.client.contenders import Contender
 
 REQUESTS_DEFAULT = 200
@@ -98,7 +98,7 @@ def compare(
     )
     _check(study)
     with options.opened_lab(jobs, cache) as lab:
-        entries = run(lab, study, _tell)
+        entries = run(lab, study, options.tell_plan)
     _report(study, entries, html, json_file)
     if all(entry.error for entry in entries):
         raise typer.Exit(FAILED)
@@ -127,11 +127,6 @@ def _check(study: Study) -> None:
     for workload in study.workloads:
         for contender in study.contenders:
             options.check_cell(study.cell(contender, workload))
-
-
-def _tell(plan: Plan) -> None:
-    if plan.runs:
-        typer.echo(f"about {plan.runs} runs, {options.in_words(plan.seconds)} from here", err=True)
 
 
 def _report(study: Study, entries: list[Entry], html: Path | None, json_file: Path | None) -> None:

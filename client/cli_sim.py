@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import FAILED, USAGE, ProfileFile, Settings, die, parse_settings
+from muxk.client.study_options import Tbt, tbt_ms, ttft_slo
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
     from muxk.actors.gpu_backend import GpuBackend
     from muxk.actors.policy_files import OpenedPolicy
+    from muxk.client.measures import Objectives
     from muxk.client.sim_run import Progress, Run, SimPlan
     from muxk.client.traffic import Workload
 
@@ -69,6 +71,14 @@ def sim(
             "after the answer before."
         ),
     ] = Turns.OPEN,
+    tbt: Tbt = None,
+    ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="The TTFT SLO of the joint objective, as 1s + 1ms/token. Default: the policy's.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload and of the noise of the device.")] = 0,
     kv_tokens: Annotated[
         int | None,
@@ -96,11 +106,37 @@ def sim(
     output_max = None
     if requests is None and duration is None:
         requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
-    opened = _open_policy(policy, parse_settings(settings))
+    opened = _open_policy(policy, parse_settings(settings), tbt_ms(tbt))
     gpu = _with_profile(_open_gpu(opened, device, model, kv_tokens, seed), profile)
     found, rate = _open_workload(workload, rate, seed)
-    plan = SimPlan(opened, gpu, found, requests, duration_ns, seed, record, output_max, turns=turns)
+    plan = SimPlan(
+        opened,
+        gpu,
+        found,
+        requests,
+        duration_ns,
+        seed,
+        record,
+        output_max,
+        _objectives(opened, tbt, ttft),
+        turns,
+    )
     _report(plan, workload, rate, _simulated(plan), json_file)
+
+
+def _objectives(opened: OpenedPolicy, tbt: str | None, ttft: str | None) -> Objectives | None:
+    """What the run is judged by; None: the SLOs of the policy."""
+    from muxk.client.measures import MS, Objectives
+    from muxk.client.sim_run import objectives_of
+
+    if tbt is None and ttft is None:
+        return None
+    own = objectives_of(opened.policy)
+    gap_ms = tbt_ms(tbt) or own.tbt_ms
+    if ttft is None:
+        return Objectives(gap_ms, own.ttft_ms, own.ttft_ms_per_prompt_token)
+    slo = ttft_slo(ttft)
+    return Objectives(gap_ms, max(1, slo.base_ns) / MS, slo.per_token_ns / MS)
 
 
 def _seconds(duration: float) -> float:
@@ -116,12 +152,12 @@ def _check_files(*files: tuple[str, Path | None]) -> None:
             die(f"{option} {path}: there is no folder {path.parent}", USAGE)
 
 
-def _open_policy(name: str, settings: dict[str, str]) -> OpenedPolicy:
-    from muxk.actors.policy_files import open_with_text
+def _open_policy(name: str, settings: dict[str, str], tbt: float | None) -> OpenedPolicy:
+    from muxk.client.cells import Cell, opened_policy
     from muxk.policies.problems import PolicyError
 
     try:
-        return open_with_text(name, settings)
+        return opened_policy(Cell(name, tuple(settings.items()), tbt_ms=tbt))
     except PolicyError as error:
         die(str(error), USAGE)
 

@@ -167,12 +167,7 @@ def combine(found: Sequence[SeedGoodput]) -> Goodput:
     if not found:
         raise WorkloadError("a goodput needs one seed at least")
     rates = [one.rate for one in found]
-    freedom = len(rates) - 1
-    spread = 0.0
-    if freedom:
-        quantile = T_975[freedom - 1] if freedom <= len(T_975) else T_975_MANY
-        spread = quantile * stdev(rates) / math.sqrt(len(rates))
-    mean = fmean(rates)
+    spread, mean = confidence(rates), fmean(rates)
     return Goodput(
         rate=mean,
         low=max(0.0, mean - spread),
@@ -181,6 +176,15 @@ def combine(found: Sequence[SeedGoodput]) -> Goodput:
         monotone=not any(one.met_above for one in found),
         seeds=tuple(found),
     )
+
+
+def confidence(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean, by Student's t; 0 for one value."""
+    freedom = len(values) - 1
+    if not freedom:
+        return 0.0
+    quantile = T_975[freedom - 1] if freedom <= len(T_975) else T_975_MANY
+    return quantile * stdev(values) / math.sqrt(len(values))
 
 
 def _next_rate(met: dict[float, bool], search: Search) -> float | None:

@@ -13,6 +13,7 @@ from muxk.client.options import USAGE, die
 
 if TYPE_CHECKING:
     from muxk.client.cells import Cell, Outcome
+    from muxk.client.compare import Plan
     from muxk.client.experiments import Lab
     from muxk.policies.units import TtftSlo
 
@@ -109,6 +110,17 @@ def write_file(option: str, path: Path, content: bytes) -> None:
         die(f"{option} {path}: {error.strerror or error}", USAGE)
 
 
+def check_policy(cell: Cell) -> None:
+    """End the command for a policy that can not be opened, or a setting that it does not take."""
+    from muxk.client.cells import opened_policy
+    from muxk.policies.problems import PolicyError
+
+    try:
+        opened_policy(cell)
+    except PolicyError as error:
+        die(str(error), USAGE)
+
+
 def check_cell(cell: Cell) -> None:
     """End the command for a policy, a device or a workload that makes no sense whatever else is asked.
 
@@ -116,15 +128,13 @@ def check_cell(cell: Cell) -> None:
     """
     from muxk.actors.backends import StartupError
     from muxk.actors.gpu_backend import parse_gpu
-    from muxk.client.cells import opened_policy
     from muxk.client.errors import ClientError
     from muxk.client.workload_names import Traffic, find_workload
-    from muxk.policies.problems import PolicyError
 
+    check_policy(cell)
     try:
-        opened_policy(cell)
         parse_gpu(cell.device)
-    except (PolicyError, StartupError) as error:
+    except StartupError as error:
         die(str(error), USAGE)
     try:
         find_workload(cell.workload, Traffic(cell.rate or 1.0))
@@ -179,6 +189,11 @@ class _Counter:
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def tell_plan(plan: Plan) -> None:
+    """How long it will take, before it does."""
+    typer.echo(f"about {plan.runs} runs, {in_words(plan.seconds)} from here", err=True)
 
 
 def in_words(seconds: float) -> str:
