@@ -146,7 +146,7 @@ class Driver:
 def _table(requests: list[Generation]) -> dict[str, Any]:
     width = max(len(request.pages) for request in requests)
     rows = [request.pages + [0] * (width - len(request.pages)) for request in requests]
-    return {"page_table": int32_bytes(rows), "pages_per_row": width}
+    return {"page_table": int32_bytes(np.array(rows)), "pages_per_row": width}
 
 
 def run_chunks(
