@@ -220,7 +220,7 @@ def test_a_step_of_many_rows_gives_what_steps_of_a_few_do(
                 tuple(range(rows)),
                 int32_bytes(firsts),
                 int32_bytes([3 + 5 * row + step - 1 for row in range(rows)]),
-                int32_bytes(tables_used),
+                int32_bytes(np.array(tables_used)),
                 width,
                 1,
                 sampling(rows),
