@@ -8,6 +8,7 @@ from muxk.client import (
     cli_bench,
     cli_check,
     cli_compare,
+    cli_diff,
     cli_doctor,
     cli_explain,
     cli_migrate,
@@ -56,6 +57,7 @@ def build_app() -> typer.Typer:
     app.command("sim")(cli_sim.sim)
     app.command("compare")(cli_compare.compare)
     app.command("tune")(cli_tune.tune)
+    app.command("diff")(cli_diff.diff)
     app.command("bench")(cli_bench.bench)
     app.command("doctor")(cli_doctor.doctor)
     return app

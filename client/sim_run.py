@@ -169,7 +169,6 @@ class _Simulator:
         self._classes = ClassMeasures(plan.opened.policy)
         self._run.classes = self._classes.by_name
         self._loop = ClosedLoop(plan.workload) if plan.turns is Turns.CLOSED else None
-        self._book.shadow = plan.shadow
         self._live: dict[str, _Live] = {}
         self._spoken = SpokenAnswers()
         self._sent = self._ended_count = self._output_tokens = 0
@@ -279,6 +278,7 @@ class _Simulator:
         self._idle_before = self._idle()
         self._book.journal.zero_ns = self._start_ns
         self._book.journal.sink = self._plan.sink or self._recorder
+        self._book.shadow = self._plan.shadow
 
     def _device_is_measured(self) -> None:
         self._ready = True
@@ -360,6 +360,9 @@ class _Simulator:
         if self._runtime.stop_reason is None and self._ready:
             self._take_counts()
             self._runtime.request_stop("the run is over")
+        if self._plan.sink is not None:
+            for record in self._book.journal.runs():
+                self._plan.sink.add(record)
         if self._recorder is not None:
             self._recorder.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from muxk.client.cells import Cell, Outcome
     from muxk.client.compare import Plan
     from muxk.client.experiments import Lab
+    from muxk.client.sim_run import Progress
     from muxk.policies.units import TtftSlo
 
 INTERRUPTED = 130
@@ -189,6 +190,39 @@ class _Counter:
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def rate_or_default(workload: str, rate: float | None) -> float | None:
+    """1 request a second for a workload that has no rate of its own."""
+    from muxk.client.synthetic import NAMES
+
+    return 1.0 if rate is None and all(part in NAMES for part in workload.split("+")) else rate
+
+
+@contextmanager
+def run_bar() -> Iterator[Callable[[str], Progress]]:
+    """A bar for each run of a few, by its label; on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda label: lambda share, now_s, ended: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<44}"), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def of_run(label: str) -> Progress:
+            task = bars.add_task(label, total=None)
+
+            def show(share: float | None, now_s: float, ended: int) -> None:
+                total = None if share is None else 1.0
+                text = f"{label}: {ended:,} requests, {now_s:,.0f} s simulated"
+                bars.update(task, total=total, completed=share or 0.0, description=text)
+
+            return show
+
+        yield of_run
 
 
 def tell_plan(plan: Plan) -> None:
