@@ -123,9 +123,11 @@ class Decode(Actor):
         row.ending = Ending(keep=keep, recompute=False, to_group=group)
 
     def on_move_decode(self, message: MoveDecode) -> None:
-        for row in self.state.batch.rows.values():
-            if row.ending is None:
-                self._leave_for(row, message.to)
+        """What is held of them goes first: the other group does not wait for a step of this one."""
+        leaving = [row for row in self.state.batch.rows.values() if row.ending is None]
+        for row in leaving:
+            self._leave_for(row, message.to)
+        self._emit(self._held_of({row.request.request_id for row in leaving}))
         self._settle()
 
     def on_resume_decode(self, message: ResumeDecode) -> None:
@@ -148,10 +150,11 @@ class Decode(Actor):
         gap of the request, and right at its beginning.
         """
         running = self.state.flow.running(message.decode_running)
-        at_once = [row for row in joined if running is None or row.finish_reason is not None]
+        rows = self.state.batch.rows
+        at_once = [row for row in joined if running is None or rows[row.request_id].ending is not None]
         before = self._held_of({row.request_id for row in at_once})
         if running is not None:
-            self.state.held += [(running, row) for row in joined if row.finish_reason is None]
+            self.state.held += [(running, row) for row in joined if rows[row.request_id].ending is None]
         self._emit(stepped + before + at_once)
 
     def _held_of(self, request_ids: set[int]) -> list[EmittedRow]:

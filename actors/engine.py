@@ -17,7 +17,8 @@ from muxk.actors.decode import Decode
 from muxk.actors.estimator import Estimator
 from muxk.actors.kv_pool import KvPool
 from muxk.actors.migration import MigrationActor
-from muxk.actors.placement import Fleet, Placement
+from muxk.actors.placement import Placement
+from muxk.actors.placer import Fleet
 from muxk.actors.prefill import Prefill
 from muxk.actors.refs import Refs, group_refs
 from muxk.kernel.actor import ActorSpec

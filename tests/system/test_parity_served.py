@@ -194,6 +194,21 @@ def test_recomputed_requests_say_the_same(reference: Reference) -> None:
     assert state["kv_pool"]["pages_used"] == 0
 
 
+def test_kv_that_migrated_between_cores_says_the_same(reference: Reference) -> None:
+    """Prompts on one core, answers on the other, each with its own pool; then with prefix hits on both."""
+    prompts = reference.prompts[:15:2]
+    with serving("splitwise", kv_tokens=8192) as client:
+        first = outputs_of(submit_all(client, prompts))
+        again = [stream.result(timeout_s=180) for stream in submit_all(client, prompts)]
+        state = client.state()
+    reference.check("migrated", prompts, first)
+    reference.check("migrated again", prompts, [list(result.token_ids) for result in again])
+    assert sum(result.cached_tokens for result in again) > 0
+    assert state["migration"]["requests"] == 2 * len(prompts)
+    assert state["decode@0"]["steps"] == 0 < state["decode@1"]["steps"]
+    assert state["kv_pool@0"]["pages_used"] == state["kv_pool@1"]["pages_used"] == 0
+
+
 def test_how_often_two_logits_tied(
     reference: Reference, record_property: Callable[[str, object], None]
 ) -> None:
