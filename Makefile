@@ -7,7 +7,7 @@
 #               1,000 random schedules (SCHEDULES=10000 for more)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
-#   make reference, make tutorial   rewrite what these documents show
+#   make reference, make tutorial, make idle   rewrite what these documents show
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
 # index with CPU-only torch wheels, where the default index carries the far bigger CUDA build).
@@ -24,7 +24,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check reference tutorial bench fuzz soak install clean
+.PHONY: help run test lint types check reference tutorial bench fuzz soak idle install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +72,10 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.modelbench
 	$(BIN)/python -m muxk.client.swapbench
 	$(BIN)/muxk bench
+
+# docs/idle.md: idle time by cause, for each workload and policy. Half an hour on two cores.
+idle: $(VENV)/.stamp-dev
+	$(BIN)/python -m muxk.client.idle_table --out docs/idle.md
 
 # Another seed each time, unless SEED says which: it is printed, and repeats the run.
 FUZZ ?= 100000
