@@ -31,6 +31,8 @@ from muxk.client.histogram import Histogram
 MS = 1_000_000
 FLUSH_TOKENS = 1 << 16
 """Tokens that are kept before their gaps are counted."""
+FLUSH_REQUESTS = 1024
+"""Requests that are kept before, however few tokens they have."""
 
 
 class Served(msgspec.Struct, frozen=True, gc=False):
@@ -143,7 +145,7 @@ class Measures:
         self._note_queue(served)
         self._waiting_flush.append(served)
         self._waiting_tokens += 1 + len(served.token_ns)
-        if self._waiting_tokens >= FLUSH_TOKENS:
+        if self._waiting_tokens >= FLUSH_TOKENS or len(self._waiting_flush) >= FLUSH_REQUESTS:
             self._flush()
 
     def _note_queue(self, served: Served) -> None:

@@ -178,10 +178,18 @@ class Journal:
     def _append(self, record: Record) -> None:
         ring = self._ring
         if len(ring) >= self._records:
-            ring.popleft().dropped = True
+            self._drop(ring.popleft())
         ring.append(record)
         if record.shadow is not None:
             self.differences.append(record)
+
+    def _drop(self, record: Record) -> None:
+        """A record that leaves the ring; of those with requests the oldest ones leave it first."""
+        record.dropped = True
+        with_requests = self._with_requests
+        if with_requests and with_requests[0] is record:
+            with_requests.popleft()
+            self._requests -= len(requests_of(record.view))
 
     def _forget(self, record: Record) -> None:
         question = record.view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,17 @@ def test_another_file_is_neither_overwritten_nor_read(tmp_path: Path, content: b
     with pytest.raises(NotARecording, match="no recorded run"):
         read_recording(path, 10)
     assert path.read_bytes() == content
+
+
+def test_questions_about_requests_are_let_go_with_their_records() -> None:
+    """Else small ones stay until all of them together hold too many requests, which takes long."""
+    asks, book = decider(Journal(records=4))
+    questions = [[request(number)] for number in range(20)]
+    for question in questions:
+        asks.order(question, now_ns=0)
+        asks.retain(question[0])
+    kept = [record.view.requests for record in book.journal.snapshot() if record.point == "order"]
+    assert kept == questions[-2:]
+    held = [question for question in questions if len(gc.get_referrers(question)) > 1]
+    assert len(held) <= 2
+    assert book.journal._requests == 2

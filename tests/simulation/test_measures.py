@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from muxk.client.histogram import RELATIVE_ERROR
-from muxk.client.measures import Measures, Objectives, Served
+from muxk.client.measures import FLUSH_REQUESTS, Measures, Objectives, Served
 from muxk.client.traffic import WorkloadError
 
 MS = 1_000_000
@@ -214,11 +214,11 @@ def test_memory_does_not_grow_with_requests_that_end_in_order() -> None:
         for number in range(first, last):
             run.add(steady(10 * number, 300, 10, 8))
 
-    add(0, 10_000)
+    add(0, 10 * FLUSH_REQUESTS)
     tracemalloc.start()
-    add(10_000, 17_300)
+    add(10 * FLUSH_REQUESTS, 17 * FLUSH_REQUESTS)
     kept, _ = tracemalloc.get_traced_memory()
-    add(17_300, 24_600)
+    add(17 * FLUSH_REQUESTS, 24 * FLUSH_REQUESTS)
     later, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert abs(later - kept) < 100_000
