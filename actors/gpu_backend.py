@@ -16,7 +16,7 @@ from muxk.profiles.cluster import DEVICES_MAX, open_cluster
 from muxk.profiles.cost import DoesNotFit, open_gpu
 from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.operators import TP_SIZES, ModelShape, ShapeError, known_models, load_shape
-from muxk.profiles.perturbation import perturbed
+from muxk.profiles.perturbation import WORST, perturbed
 from muxk.profiles.profile_file import digest
 
 PREFIX = "sim:"
@@ -65,7 +65,7 @@ class GpuChoice(NamedTuple):
     devices: int
     off: float = 0.0
     """Share by which its constants are off, see `muxk.profiles.perturbation`."""
-    off_seed: int = 0
+    off_seed: int | str = 0
 
 
 def parse_gpu(device: str) -> GpuChoice:
@@ -90,15 +90,17 @@ def parse_gpu(device: str) -> GpuChoice:
     return GpuChoice(name, tp, devices, off, off_seed)
 
 
-def _off(device: str, text: str) -> tuple[float, int]:
-    """`15%` or `15%:7` as a share and a seed. Raises StartupError."""
+def _off(device: str, text: str) -> tuple[float, int | str]:
+    """`15%`, `15%:7` or `15%:worst` as a share and a seed. Raises StartupError."""
     percent, _, seed = text.partition(":")
     number = percent.removesuffix("%")
-    if not (percent.endswith("%") and number.isdecimal() and len(number) < 3 and (seed or "0").isdecimal()):
+    known_seed = seed in ("", WORST) or (seed.isdecimal() and len(seed) < 10)
+    if not (percent.endswith("%") and number.isdecimal() and len(number) < 3 and known_seed):
         raise StartupError(
-            f"device {device!r}: after off= comes a percentage below 100, and if you like a seed: off=15%:7"
+            f"device {device!r}: after off= comes a percentage below 100, and if you like a seed or {WORST}: "
+            "off=15%:7"
         )
-    return int(number) / 100, int(seed or "0")
+    return int(number) / 100, WORST if seed == WORST else int(seed or "0")
 
 
 def open_gpu_backend(device: str, model: str, kv_tokens: int | None = None, seed: int = 0) -> GpuBackend:
