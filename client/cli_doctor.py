@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,9 +12,9 @@ import typer
 from muxk.client.options import AsJson
 
 if TYPE_CHECKING:
-    from muxk.client.doctor import Finding, Report
+    from muxk.client.doctor import Finding, Report, State
 
-MARKS = {"good": "+", "note": "!", "missing": "-"}
+MARKS: Mapping[State, str] = {"good": "+", "note": "!", "missing": "-"}
 WIDTH_MAX = 100
 
 

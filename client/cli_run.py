@@ -26,6 +26,13 @@ Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Let in only clients with a key; `muxk keys DIR` makes them."),
 ]
+DeviceName = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cpu:N for N cores, cuda, cuda:N, or sim:N for a simulated one of N units.",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(help="auto is fast and faithful; blocks (as a GGUF has them), fp16, float32 (reference)."),
@@ -63,12 +70,7 @@ def run(
     demo: Annotated[
         bool, typer.Option("--demo", help="Start a server, show chats and long prompts on it, and end.")
     ] = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="auto, cpu, cpu:N for N cores, cuda, cuda:N, or sim:N for a simulated one of N units."
-        ),
-    ] = "auto",
+    device: DeviceName = "auto",
     model: Annotated[
         str, typer.Option(help="A model's name, a folder with safetensors, or a GGUF file.")
     ] = "smollm2-135m-instruct",

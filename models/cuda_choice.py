@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import torch
+from muxk.kernel.devices.cuda_facts import find_nvcc
 from muxk.models.cuda_kernels import (
     AttentionKind,
     AttentionShape,
@@ -53,4 +55,6 @@ def why_not_flashinfer(shape: AttentionShape, capability: tuple[int, int]) -> st
         return f"the card's capability is {capability[0]}.{capability[1]}, FlashInfer's fa2 needs 8.0"
     if shape.dtype not in (torch.float16, torch.bfloat16):
         return f"{shape.dtype} is not a type of FlashInfer's fa2"
+    if find_nvcc() is None and "FLASHINFER_DISABLE_JIT" not in os.environ:  # which says: they are compiled
+        return "FlashInfer compiles its kernels with nvcc, and none is here: install a CUDA toolkit"
     return None

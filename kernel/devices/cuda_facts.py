@@ -110,7 +110,7 @@ def gather_facts() -> CudaFacts:
         cards=cards,
         packages=packages,
         torch_cuda=torch_cuda,
-        compiler=_nvcc(),
+        compiler=find_nvcc(),
         mps_limit=os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         problem=problem or package_problem(packages, torch_cuda, version),
     )
@@ -165,6 +165,13 @@ def package_problem(
         )
     missing = [name for name in ("triton", "transformers", "safetensors") if packages[name] is None]
     return Problem(f"{' and '.join(missing)} not installed", install) if missing else None
+
+
+def find_nvcc() -> str | None:
+    """CUDA's compiler, looked for as FlashInfer does: CUDA_HOME, then the path, then the usual folder."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    folders = [*([f"{home}/bin"] if home else []), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    return shutil.which("nvcc", path=os.pathsep.join(folders))
 
 
 def _driver() -> Driver | Problem:
@@ -260,10 +267,3 @@ def _driver_release() -> str | None:
         return None
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
     return found[1] if found else None
-
-
-def _nvcc() -> str | None:
-    """As FlashInfer looks for it: CUDA_HOME, then the path, then the usual folder."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    folders = [*([f"{home}/bin"] if home else []), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    return shutil.which("nvcc", path=os.pathsep.join(folders))
