@@ -26,7 +26,7 @@ from muxk.policies import reference_prose as prose
 from muxk.policies.markdown import blocks, code, codes, link, table
 from muxk.policies.marks import MappingNode, Node, SequenceNode, written
 from muxk.policies.names import ASKED, MAX_KEY_COST
-from muxk.policies.operators import BUILTINS, SIGNS, result
+from muxk.policies.operators import SIGNS, result
 from muxk.policies.params import TYPES
 from muxk.policies.policy_test_expect import EXPECTATIONS_MAX
 from muxk.policies.policy_test_schema import policy_test_schema
@@ -40,7 +40,7 @@ from muxk.policies.reference_names import (
     names_section,
 )
 from muxk.policies.reference_place import place_blocks
-from muxk.policies.reference_tables import Schema, groups_known, keys_of
+from muxk.policies.reference_tables import Schema, builtins_table, groups_known, keys_of
 from muxk.policies.rules import OnError
 from muxk.policies.shipped_files import DEFAULTS, shipped_text
 from muxk.policies.shown import duration, size
@@ -265,7 +265,7 @@ def _expressions() -> str:
         prose.EXPRESSIONS,
         blocks("### Types and units", prose.TYPES, _types(), "Units of literals:", _units()),
         blocks("### Operators", _operators()),
-        blocks("### Functions", prose.FUNCTIONS, _builtins(), functions_table(), prose.COSTS),
+        blocks("### Functions", prose.FUNCTIONS, builtins_table(), functions_table(), prose.COSTS),
         names_section(),
     )
 
@@ -302,18 +302,6 @@ def _operators() -> str:
         "Comparisons take two values of one type and give a bool; `name` and `bool` know `==` and `!=` only."
     )
     return blocks(table(("left", "sign", "right", "gives"), cells), compared)
-
-
-def _builtins() -> str:
-    rows = [
-        (code(name), _count(each.least, each.most), ", ".join(each.types), each.about)
-        for name, each in BUILTINS.items()
-    ]
-    return table(("function", "arguments", "of type", "gives"), rows)
-
-
-def _count(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"
 
 
 # --- tests ---

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muxk.policies.names import Often
-from muxk.policies.placing import Among, Reuse
 from muxk.policies.rules import OnError
 from muxk.policies.splits import Word
 
@@ -128,60 +127,6 @@ ON_ERROR = """\
 A rule fails when it divides by zero, overflows, or reads a batch or an estimate that is not there. The
 failure is counted and shown in `muxk state`, and `on_error` says who answers. Nothing that a policy
 computes stops serving. A sort key that fails gives the order of arrival."""
-
-PLACE = """\
-On a server of several devices, where each request goes. The section holds rules, or the name of a
-[plan](#plans). Without it a request goes to the device with the fewest requests, and stays.
-
-```yaml
-place:
-  pools: {prefill: 50%, decode: rest}
-  prefill:
-    - {name: short-queue, among: prefill, where: device.pending_tokens <= 8k, by: device.pending_tokens}
-    - {name: help, among: decode, by: device.decoding}
-  decode:
-    - name: room
-      among: decode
-      where: device.promised_pages + request.longest_pages <= device.pages_total
-      by: device.promised_pages
-    - {name: stay, among: same}
-```
-
-Requests of the queue are placed one after the other, and the next sees what the last was given. `prefill`
-says which device computes the prompt, `decode` which one decodes; when they differ the KV moves in between.
-The first rule for which a device qualifies gives it: the first by the keys of `by`, the one with the lowest
-number of equal ones. Where one of the two has no device, `both` is asked for one device that does both. A
-request for which there is none waits, and those behind it with it.
-
-A rule that fails for a device does not take that device. When rules fail and nobody is placed, or all devices
-are idle and nobody is placed, the built-in answer sends the first request to the device with the fewest
-requests."""
-
-PLACE_POOLS = """\
-The first devices are the pool for prefill, the last ones that for decode. One pool has the `rest`; the other
-is a number of devices or a percentage of all, which may come from `params`, and leaves the other pool one
-at least. A policy with pools needs two devices."""
-
-PLACE_WORDS: Mapping[Among, str] = {
-    Among.ALL: "all devices; what holds without `among`",
-    Among.PREFILL: "those of the pool for prefill that decode for nobody",
-    Among.DECODE: "those of the pool for decode that compute no prompts",
-    Among.MIXED: "those of either pool that work for the phase of the other one now: a device that was "
-    "borrowed is mixed until that work is done",
-    Among.SAME: "the device that computes the prompt; in `decode` only",
-}
-"""Which devices a rule looks at."""
-
-REUSE_WORDS: Mapping[Reuse, str] = {
-    Reuse.OWN: "in the pool of the device that computes the prompt",
-    Reuse.DECODE: "also in the pool of the device that will decode: what lies there is fetched first",
-}
-"""Where a prefill finds prefixes that earlier requests left behind."""
-
-PLANS = """\
-A plan is a search that rules can not say, under a name, with parameters: `place: {plan: loongserve, with:
-{max_prefill: 2s}}`. Parameters may come from `params`. Another package registers a plan of its own under the
-entry point group `muxk.plans`."""
 
 RULES = """\
 A decision point holds a list of rules. The first whose `when` holds gives its `then` as the answer. The

@@ -7,6 +7,7 @@ from typing import Any
 
 from muxk.policies.markdown import code, table
 from muxk.policies.names import ASKED
+from muxk.policies.operators import BUILTINS
 from muxk.policies.reference_names import groups_of
 
 Schema = Mapping[str, Any]
@@ -28,3 +29,16 @@ def groups_known(point: str) -> list[str]:
     """Groups of names that the conditions or the answers of a point know."""
     places = [place for place in (point, f"a key of {point}") if place in ASKED]
     return list(dict.fromkeys(title for place in places for title in groups_of(place)))
+
+
+def builtins_table() -> str:
+    """Functions that can be called everywhere."""
+    rows = [
+        (code(name), _count(each.least, each.most), ", ".join(each.types), each.about)
+        for name, each in BUILTINS.items()
+    ]
+    return table(("function", "arguments", "of type", "gives"), rows)
+
+
+def _count(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
