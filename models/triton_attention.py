@@ -57,15 +57,17 @@ def attend_kernel(
     tokens = tl.load(queries + place[:, None] + dims[None, :], mask=seen, other=0.0)
 
     last = tl.minimum(context, before + first + TILE // GROUP)
-    lowest = tl.zeros_like(last)
+    lowest = last * 0
     if HAS_WINDOW:
         lowest = tl.maximum(before + first - window + 1, 0) // KEYS * KEYS
-    share = tl.cdiv(tl.cdiv(last - lowest, tl.num_programs(2)), KEYS) * KEYS
+    # Blocks of keys are shared out whole.
+    shares = tl.num_programs(2)
+    share = ((last - lowest + KEYS - 1) // KEYS + shares - 1) // shares * KEYS
     begin = lowest + split * share
     end = tl.minimum(begin + share, last)
     highest = tl.full([TILE], -float("inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    mixed = tl.zeros([TILE, BLOCK_DIM], tl.float32)
+    total = tl.full([TILE], 0.0, tl.float32)
+    mixed = tl.full([TILE, BLOCK_DIM], 0.0, tl.float32)
     page_table = pages + tl.load(page_starts + row)
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -125,8 +127,8 @@ def merge_kernel(
     lane, dims = tl.arange(0, TILE), tl.arange(0, BLOCK_DIM)
     program = (tile * KV_HEADS + kv_head).to(tl.int64) * splits
     highest = tl.full([TILE], -float("inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    mixed = tl.zeros([TILE, BLOCK_DIM], tl.float32)
+    total = tl.full([TILE], 0.0, tl.float32)
+    mixed = tl.full([TILE, BLOCK_DIM], 0.0, tl.float32)
     for split in range(splits):
         rows = (program + split) * TILE + lane
         theirs = tl.load(statistics + rows * 2)

@@ -86,10 +86,14 @@ def rotate_append_kernel(
     odd = tl.load(start + 1, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORMS:
         scale = tl.rsqrt(tl.sum(even * even + odd * odd, axis=1)[:, None] / DIM + epsilon)
-        normed_even = _of_kind(query_norm, key_norm, 2 * pair, is_query & some, is_key & some)
-        normed_odd = _of_kind(query_norm, key_norm, 2 * pair + 1, is_query & some, is_key & some)
-        even = tl.where(is_value, even, even * scale * normed_even)
-        odd = tl.where(is_value, odd, odd * scale * normed_odd)
+        # Each head has the weights of its kind: of the two loads one is masked out.
+        column = 2 * pair + 0 * head
+        for_even = tl.load(query_norm + column, mask=is_query & some, other=0.0).to(tl.float32)
+        for_even += tl.load(key_norm + column, mask=is_key & some, other=0.0).to(tl.float32)
+        for_odd = tl.load(query_norm + column + 1, mask=is_query & some, other=0.0).to(tl.float32)
+        for_odd += tl.load(key_norm + column + 1, mask=is_key & some, other=0.0).to(tl.float32)
+        even = tl.where(is_value, even, even * scale * for_even)
+        odd = tl.where(is_value, odd, odd * scale * for_odd)
     angle = rotation + tl.load(positions + token).to(tl.int64) * DIM + 2 * pair
     cosine = tl.where(is_value, 1.0, tl.load(angle, mask=some, other=0.0))
     sine = tl.where(is_value, 0.0, tl.load(angle + 1, mask=some, other=0.0))
@@ -107,11 +111,3 @@ def rotate_append_kernel(
     value_at = values + place + (head - HEADS - KV_HEADS) * DIM
     tl.store(value_at, turned_even, mask=is_value & some)
     tl.store(value_at + 1, turned_odd, mask=is_value & some)
-
-
-@triton.jit
-def _of_kind(query_norm, key_norm, columns, queries, keys):
-    """Weights of the norm that each head has."""
-    of_queries = tl.load(query_norm + columns + tl.zeros_like(queries), mask=queries, other=0.0)
-    of_keys = tl.load(key_norm + columns + tl.zeros_like(keys), mask=keys, other=0.0)
-    return of_queries.to(tl.float32) + of_keys.to(tl.float32)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from model_driver import Driver, RandomWeights, take, tiny_config, tiny_runner
+from muxk.kernel.work import Phase
 from muxk.models.cuda_batch import Batch, decode_tables, tables_of, upload
 from muxk.models.cuda_kernels import (
     AttentionKind,
@@ -17,6 +19,9 @@ from muxk.models.cuda_kernels import (
     TorchKernels,
     empty_kv_layer,
 )
+from muxk.models.cuda_layers import CudaOperators
+from muxk.models.cuda_runner import CudaModelRunner
+from muxk.models.llama import load_decoder
 from muxk.models.ops import HeadNorms, Heads, KvLayer
 from muxk.models.triton_ops import TritonAttentionKind, TritonKernels, splits_for
 from torch import Tensor
@@ -152,3 +157,32 @@ def test_contexts_are_split_by_the_units_of_the_partition_and_within_its_workspa
         for programs in range(1, 600, 7):
             splits = splits_for(units, programs)
             assert splits == 1 or splits * programs < 4 * units
+
+
+def test_a_model_on_these_kernels_gives_the_tokens_of_the_cpu() -> None:
+    """Prefill in layers and chunks, fused, and captured steps, with heads of 16 in two windows."""
+    config = tiny_config("qwen3", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, windows=(None, 5))
+    weights, prompts = RandomWeights(config), [[3, 4, 5, 6, 7] * 2, [8, 9]]
+    wanted = Driver(tiny_runner(weights, 16)).generate(prompts, 3)
+    decoder = load_decoder(weights, CudaOperators(TritonKernels(), torch.float32, CPU))
+    shape = AttentionShape(decoder.heads, (None, 9), torch.float32, CPU, device_units=4)
+    runner = CudaModelRunner(decoder, TritonAttentionKind(shape), pages=16, chunk_tokens_max=6, rows_max=2)
+    lane = runner.open_lane(Phase.PREFILL, 3)
+    runner.capture(lane, 2)
+    driver = Driver(runner)
+    first, second = (driver.request(prompt, 4) for prompt in prompts)
+    work = driver.prefill_work([first])
+    for tokens in (range(6), range(6, 10)):
+        for layers in (range(1), range(1, 2)):
+            output = runner.prefill(lane, work, tokens, layers, item_id=1)
+    take([first], output.read().tokens)
+    fused = driver.prefill_work([second])
+    for pending, request in zip(
+        runner.fused(lane, driver.decode_work([first]), fused, range(2), item_id=1),
+        (first, second),
+        strict=True,
+    ):
+        take([request], pending.read().tokens)
+    output = runner.decode(lane, driver.decode_work([second, first]), item_id=1)
+    take([second, first], output.read().tokens)
+    assert [first.output, second.output] == [wanted[0], wanted[1][:2]]
