@@ -13,7 +13,7 @@ from muxk.policies.shipped_plans import PLANS
 from muxk.policies.shown import show
 from muxk.policies.units import Type
 
-PLACE = """\
+ABOUT_PLACE = """\
 On a server of several devices, where each request goes. The section holds rules, or the name of a
 [plan](#plans). Without it a request goes to the device with the fewest requests, and stays.
 
@@ -62,7 +62,7 @@ REUSE_WORDS: Mapping[Reuse, str] = {
 }
 """Where a prefill finds prefixes that earlier requests left behind."""
 
-PLANS = """\
+ABOUT_PLANS = """\
 A plan is a search that rules can not say, under a name, with parameters: `place: {plan: loongserve, with:
 {max_prefill: 2s}}`. Parameters may come from `params`. Another package registers a plan of its own under the
 entry point group `muxk.plans`."""
@@ -75,7 +75,7 @@ def place_blocks(shapes: Schema) -> Iterator[str]:
     known = f"Names: {', '.join(map(link, groups_known('place')))}, {link(OF_THE_POLICY)}."
     yield blocks(
         "### place",
-        PLACE,
+        ABOUT_PLACE,
         keys_of({"properties": shapes}),
         "Keys of a rule:",
         keys_of(shapes["prefill"]["items"]),
@@ -86,7 +86,7 @@ def place_blocks(shapes: Schema) -> Iterator[str]:
         table(("reuse", "where a prefill finds prefixes"), reuse),
         known,
     )
-    yield blocks("### plans", PLANS, *(_plan(name, plan) for name, plan in PLANS.shipped.items()))
+    yield blocks("### plans", ABOUT_PLANS, *(_plan(name, plan) for name, plan in PLANS.shipped.items()))
 
 
 def _plan(name: str, plan: Plan) -> str:
