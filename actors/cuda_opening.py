@@ -15,6 +15,7 @@ from muxk.actors.tokenizer import Tokenizer
 from muxk.kernel.device import DeviceLost
 from muxk.kernel.devices.cuda import CudaDevice, Opened
 from muxk.kernel.devices.cuda_driver import CudaError, CudaUnavailable, open_driver, prepare_process
+from muxk.kernel.devices.cuda_graphs import BUCKETS
 from muxk.kernel.devices.cuda_memory import DoesNotFitOnCard, plan_memory
 from muxk.kernel.devices.cuda_partition import PartitionRefused, Partitions, open_partitions
 from muxk.kernel.devices.cuda_streams import CudaStreams, TorchStreams
@@ -51,6 +52,8 @@ class CardModel:
     tokenizer: Tokenizer
     kv_tokens: int | None
     """Of the KV pool; None for all that fit."""
+    rows_max: int = cuda_load.ROWS_MAX
+    """Rows of a decode step that lanes and graphs are made for; larger steps run too, more slowly."""
 
 
 def open_card(index: int, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
@@ -141,9 +144,11 @@ class _Opening:
             device_units=partitions.units,
             pages=plan.pages,
             chunk_tokens_max=chunk,
+            rows_max=model.rows_max,
             progress=self._loaded,
         )
-        return Opened(streams, partitions, runner, plan.graphs, plan.describe())
+        rows = tuple(bucket for bucket in BUCKETS if bucket <= model.rows_max)
+        return Opened(streams, partitions, runner, plan.graphs, rows, plan.describe())
 
     def _loaded(self, done: int, total: int, what: str) -> None:
         self._progress(f"loading {what}", done / max(1, total))

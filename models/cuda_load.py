@@ -75,10 +75,13 @@ def activation_bytes(config: ModelConfig, itemsize: int) -> int:
 
 
 def chunk_tokens(config: ModelConfig, itemsize: int, total: int, prefill_lanes: int) -> int:
-    """Prompt tokens of one item, so that the lanes' activations keep to their share of `total` bytes."""
+    """Prompt tokens of one item, so that the lanes' activations keep to their share of `total` bytes.
+
+    Not more than a context, since a lane is warmed with one row of so many.
+    """
     least, most = CHUNK_TOKENS
     fitting = round(total * ACTIVATIONS_SHARE) // (prefill_lanes * activation_bytes(config, itemsize))
-    return max(least, min(most, fitting // PAGE_SIZE * PAGE_SIZE))
+    return min(config.max_context_tokens, max(least, min(most, fitting // PAGE_SIZE * PAGE_SIZE)))
 
 
 def lanes_bytes(config: ModelConfig, itemsize: int, chunk: int, decode_lanes: int, prefill_lanes: int) -> int:
@@ -201,13 +204,14 @@ def load_cuda_runner(
     device_units: int,
     pages: int,
     chunk_tokens_max: int,
+    rows_max: int = ROWS_MAX,
     progress: Progress | None = None,
 ) -> CudaModelRunner:
     """Load every tensor, make the KV pool, and wait until both are there. ModelError as `load_decoder`."""
     device = torch.device(on)
     decoder = load_decoder(weights, CudaOperators(kernels_for(device), dtype, device), progress)
     attention = attention_for(decoder, dtype, device, device_units)
-    runner = CudaModelRunner(decoder, attention, pages, chunk_tokens_max, ROWS_MAX)
+    runner = CudaModelRunner(decoder, attention, pages, chunk_tokens_max, rows_max)
     if device.type == "cuda":
         # The lanes' streams do not wait for the default stream, which all this was enqueued on.
         torch.cuda.synchronize(device)

@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "client": FOLDERS,
 }
 DETERMINISTIC = ("actors/", "policies/")
+PROGRAMS = ("profiles/gpu_check",)
+"""Run and never imported by others: they stand above all folders."""
 TORCH_FOLDERS = ("models/", "kernel/devices/cpu.py", "kernel/devices/cuda")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
@@ -138,6 +140,8 @@ def is_or_is_in(name: str, parents: tuple[str, ...]) -> bool:
 
 
 def folders_import_only_what_they_may(source: Source) -> Iterator[str]:
+    if source.path.startswith(PROGRAMS):
+        return
     own = source.path.split("/")[0]
     for node, name in source.imported_modules():
         if name.split(".")[0] == "muxk":
@@ -147,7 +151,7 @@ def folders_import_only_what_they_may(source: Source) -> Iterator[str]:
 
 
 def torch_stays_in_models_and_devices(source: Source) -> Iterator[str]:
-    if source.path.startswith(TORCH_FOLDERS):
+    if source.path.startswith((*TORCH_FOLDERS, *PROGRAMS)):
         return
     for node, name in source.imported_modules():
         if is_or_is_in(name, ("torch",)):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 from muxk.kernel.cuda_runner import CudaLaneState
 from muxk.kernel.devices.cuda import CudaDevice, Opened
+from muxk.kernel.devices.cuda_graphs import BUCKETS
 from muxk.kernel.devices.cuda_streams import CudaEvent, CudaStream, DeviceMemory
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
@@ -379,7 +380,9 @@ def fake_device(
 def opened_with(
     streams: FakeStreams, runner: FakeRunner, units: int = 2, decode_units: Sequence[int] = (1,)
 ) -> Opened:
-    return Opened(streams, FakePartitions(units, decode_units), runner, 8 << 20, {"kv_pages": runner.pages})
+    return Opened(
+        streams, FakePartitions(units, decode_units), runner, 8 << 20, BUCKETS, {"kv_pages": runner.pages}
+    )
 
 
 def opened_again(runner: FakeRunner, units: int, decode_units: Sequence[int]) -> Opened:

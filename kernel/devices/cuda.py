@@ -33,6 +33,8 @@ class Opened:
     partitions: Partitions
     runner: CudaRunner
     graphs_budget_bytes: int
+    graph_rows: tuple[int, ...]
+    """Buckets of decode graphs."""
     memory: Mapping[str, int]
     """How the memory was shared out, for the state."""
 
@@ -152,9 +154,8 @@ class CudaDevice:
             if (phase, len(units)) not in lanes:
                 lanes[phase, len(units)] = self._open_lane(opened, phase, units)
         decode = [lane for (phase, _), lane in lanes.items() if phase is Phase.DECODE]
-        self._graphs = capture_graphs(
-            opened.runner, decode, opened.streams, opened.graphs_budget_bytes, progress
-        )
+        budget, buckets = opened.graphs_budget_bytes, opened.graph_rows
+        self._graphs = capture_graphs(opened.runner, decode, opened.streams, budget, progress, buckets)
         self._lanes = lanes
         launcher.use(opened.streams, opened.runner, list(lanes.values()))
 

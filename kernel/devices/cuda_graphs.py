@@ -62,7 +62,7 @@ def capture_graphs(
     streams: CudaStreams,
     budget_bytes: int,
     progress: Progress,
-    buckets: Sequence[int] = BUCKETS,
+    buckets: Sequence[int],
 ) -> Graphs:
     """Capture until the next graph might pass the budget, taken to be as large as the largest so far.
 

@@ -105,6 +105,10 @@ def test_large_buckets_come_first_and_every_bucket_once() -> None:
     assert refining(()) == ()
 
 
+def quiet(what: str, done: float) -> None:
+    """Nobody is told of progress."""
+
+
 def lanes_of(streams: FakeStreams, names: tuple[str, ...]) -> list[CudaLane]:
     return [
         CudaLane(
@@ -123,7 +127,7 @@ def test_graphs_are_captured_within_their_budget_and_cover_every_lane_before_the
     streams = FakeStreams()
     runner = FakeRunner(streams)
     lanes = lanes_of(streams, ("whole", "decode@4"))
-    graphs = capture_graphs(runner, lanes, streams, 5 * runner.graph_bytes, lambda what, done: None)
+    graphs = capture_graphs(runner, lanes, streams, 5 * runner.graph_bytes, quiet, BUCKETS)
     assert graphs.rows == {"whole": [256, 1, 32], "decode@4": [256, 1]}
     assert graphs.bytes == 5 * runner.graph_bytes
     assert graphs.left_out == 2 * len(BUCKETS) - 5
@@ -136,8 +140,8 @@ def test_without_a_budget_nothing_is_captured_and_with_enough_everything() -> No
     streams = FakeStreams()
     runner = FakeRunner(streams)
     lanes = lanes_of(streams, ("whole",))
-    assert capture_graphs(runner, lanes, streams, 0, lambda what, done: None).rows == {}
-    graphs = capture_graphs(runner, lanes, streams, GIB, lambda what, done: None)
+    assert capture_graphs(runner, lanes, streams, 0, quiet, BUCKETS).rows == {}
+    graphs = capture_graphs(runner, lanes, streams, GIB, quiet, BUCKETS)
     assert graphs.describe() == {
         "captured": {"whole": list(BUCKETS)},
         "bytes": len(BUCKETS) * runner.graph_bytes,
@@ -152,7 +156,7 @@ def test_a_capture_that_fails_leaves_the_rest_to_run_kernel_by_kernel() -> None:
     streams = FakeStreams()
     runner = FakeRunner(streams)
     runner.fails["graph", 1] = RuntimeError("operation not permitted when stream is capturing")
-    graphs = capture_graphs(runner, lanes_of(streams, ("whole",)), streams, GIB, lambda what, done: None)
+    graphs = capture_graphs(runner, lanes_of(streams, ("whole",)), streams, GIB, quiet, BUCKETS)
     assert graphs.rows == {"whole": [256]}
     assert graphs.why is not None
     assert graphs.why.endswith("RuntimeError: operation not permitted when stream is capturing")

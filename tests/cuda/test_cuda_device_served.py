@@ -34,9 +34,9 @@ def weights() -> RandomWeights:
 def card(streams: FakeStreams) -> CudaDevice:
     """Eight SMs, three splits, the real runner on torch's CPU device."""
     runner = load_cuda_runner(
-        weights(), "cpu", torch.float32, device_units=8, pages=PAGES, chunk_tokens_max=128
+        weights(), "cpu", torch.float32, device_units=8, pages=PAGES, chunk_tokens_max=128, rows_max=8
     )
-    opened = Opened(streams, FakePartitions(8, (2, 4, 6)), runner, 0, {})
+    opened = Opened(streams, FakePartitions(8, (2, 4, 6)), runner, 0, (), {})
 
     def reopen() -> Opened:
         raise AssertionError("nothing was lost")

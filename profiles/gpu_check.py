@@ -1,0 +1,162 @@
+"""`python -m muxk.profiles.gpu_check`: what a card does, in five stages within ten minutes.
+
+1  partitions: what the driver gives, SM ids of both lanes (disjoint?), events between lanes, a graph that is
+   replayed from another lane's stream, times to create and to switch, bytes of a context
+2  operators: copies, products and decode attention by SM count, alone and beside the other lane
+3  parity: operators against torch's, a small random model against transformers under forced tokens
+4  decode of a model of the size of Llama 3.1 8B with random weights, 64 rows: time of a step, of its launch,
+   share of the measured copy bandwidth
+5  serving: a mixed load under muxwise, chunked at three budgets and three static splits, on one server with
+   random weights: TTFT and TBT, idle time by cause, and the simulator's prediction of each run
+
+Each stage is a process of its own with a time of its own; one that fails does not stop the next. Each writes
+`stage-N.json` before the next starts, with date, card and driver, fit to be committed under profiles/. At the
+end `constants.yaml` holds what was measured in the form of profiles/gpus/h200.yaml: it is to replace the
+groups there that say `assumed: true`. Nothing is downloaded. With --dry-run no card is used: every line that
+needs none runs on sizes that take no time, and no figure means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muxk.kernel.devices.cuda_streams import first_line
+
+BOXES_S: Mapping[int, float] = {1: 60.0, 2: 90.0, 3: 90.0, 4: 60.0, 5: 290.0}
+"""Ten minutes, less ten seconds."""
+GRACE_S = 15.0
+"""After its time a stage is ended."""
+NAMES: Mapping[int, str] = {1: "partitions", 2: "operators", 3: "parity", 4: "decode", 5: "serving"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    out: Path
+    stages: tuple[int, ...]
+    dry_run: bool
+    index: int
+    only: int | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when every stage ended by itself."""
+    arguments = _parsed(argv)
+    if arguments.only is not None:
+        _write(arguments, arguments.only, _in_process(arguments, arguments.only))
+        return 0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    reports: dict[int, Mapping[str, Any]] = {}
+    for stage in arguments.stages:
+        print(f"stage {stage}, {NAMES[stage]}: at most {BOXES_S[stage]:.0f} s", flush=True)
+        began = time.monotonic()
+        reports[stage] = _run(arguments, stage)
+        told = reports[stage].get("failed", "done")
+        print(f"  {told}, {time.monotonic() - began:.1f} s", flush=True)
+    _write_constants(arguments, reports)
+    return int(any("failed" in report for report in reports.values()))
+
+
+def _parsed(argv: Sequence[str] | None) -> Arguments:
+    parser = argparse.ArgumentParser(
+        prog="python -m muxk.profiles.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="a folder for the JSON files")
+    parser.add_argument("--stages", default="1,2,3,4,5", help="which, as 1,3; all of them by default")
+    parser.add_argument("--index", type=int, default=0, help="which card, as CUDA counts them")
+    parser.add_argument("--dry-run", action="store_true", help="without a card, as far as that goes")
+    parser.add_argument("--only", type=int, choices=tuple(BOXES_S), help=argparse.SUPPRESS)
+    values = vars(parser.parse_args(argv))
+    parts = [part.strip() for part in values["stages"].split(",") if part.strip()]
+    wrong = [part for part in parts if part not in map(str, BOXES_S)]
+    if wrong or not parts:
+        parser.error(f"--stages {values['stages']!r}: stages are {', '.join(map(str, BOXES_S))}")
+    values["stages"] = tuple(sorted(dict.fromkeys(map(int, parts))))
+    return Arguments(**values)
+
+
+def _path(arguments: Arguments, stage: int) -> Path:
+    return arguments.out / f"stage-{stage}.json"
+
+
+def _run(arguments: Arguments, stage: int) -> Mapping[str, Any]:
+    """In a process of its own, so that an error that sticks to the card's context ends with it."""
+    if arguments.dry_run:
+        report = _in_process(arguments, stage)
+        _write(arguments, stage, report)
+        return report
+    path = _path(arguments, stage)
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "muxk.profiles.gpu_check", "--only", str(stage)]
+    command += ["--out", str(arguments.out), "--index", str(arguments.index)]
+    try:
+        ended = subprocess.run(command, timeout=BOXES_S[stage] + GRACE_S, stderr=subprocess.PIPE, check=False)
+        words = ended.stderr.decode(errors="replace").strip()[-2000:]
+        failed = f"its process ended with code {ended.returncode}: {words}"
+    except subprocess.TimeoutExpired:
+        failed = f"it was ended after {BOXES_S[stage] + GRACE_S:.0f} s"
+    if not path.exists():
+        _write(arguments, stage, {"stage": NAMES[stage], "failed": failed})
+    report = json.loads(path.read_text("utf-8"))
+    assert isinstance(report, dict)
+    return report
+
+
+def _in_process(arguments: Arguments, stage: int) -> dict[str, Any]:
+    """The report of a stage; what it raises is in it."""
+    from muxk.profiles.gpu_check_rig import Rig, TimeBox
+
+    began = time.monotonic()
+    report: dict[str, Any] = {"stage": NAMES[stage]}
+    rig = None
+    try:
+        rig = Rig(dry=arguments.dry_run, index=arguments.index)
+        report |= rig.header()
+        report |= _stage(stage)(rig, TimeBox.of(BOXES_S[stage]))
+    except Exception as error:
+        report["failed"] = first_line(error)
+    finally:
+        if rig is not None:
+            rig.close()
+    return report | {"took_s": round(time.monotonic() - began, 3)}
+
+
+def _stage(stage: int) -> Callable[[Any, Any], Mapping[str, Any]]:
+    """Imported when it runs: a module that fails is the failure of its own stage."""
+    if stage == 1:
+        from muxk.profiles.gpu_check_partitions import check_partitions as check
+    elif stage == 2:
+        from muxk.profiles.gpu_check_operators import check_operators as check
+    elif stage == 3:
+        from muxk.profiles.gpu_check_parity import check_parity as check
+    elif stage == 4:
+        from muxk.profiles.gpu_check_decode import check_decode as check
+    else:
+        from muxk.profiles.gpu_check_serving import check_serving as check
+    return check
+
+
+def _write(arguments: Arguments, stage: int, report: Mapping[str, Any]) -> None:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    _path(arguments, stage).write_text(json.dumps(report, indent=1, default=str) + "\n", "utf-8")
+
+
+def _write_constants(arguments: Arguments, reports: Mapping[int, Mapping[str, Any]]) -> None:
+    from muxk.profiles.gpu_check_constants import suggested
+
+    text = suggested(reports)
+    if text is not None:
+        (arguments.out / "constants.yaml").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
