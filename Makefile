@@ -71,6 +71,7 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.microbench
 	$(BIN)/python -m muxk.client.modelbench
 	$(BIN)/python -m muxk.client.swapbench
+	$(BIN)/python -m muxk.client.simbench
 	$(BIN)/muxk bench
 
 # docs/idle.md: idle time by cause, for each workload and policy. Half an hour on two cores.
