@@ -21,9 +21,16 @@ ALIVE = ("primaries", "greens", "streams", "events", "out_of_order", "destroyed_
 """What lives now, and what was destroyed before what stands on it, or with work on it."""
 COUNTED = ("calls", "made_streams", "made_greens", "splits", "structured")
 
-INSTALLED = (
-    importlib.util.find_spec("cuda.bindings") is not None if importlib.util.find_spec("cuda") else False
-)
+
+def is_installed(module: str) -> bool:
+    """Without importing it, though what is above it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+INSTALLED = is_installed("cuda.bindings.driver")
 """cuda-bindings are here, so that the fake driver can be used."""
 
 

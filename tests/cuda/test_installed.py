@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from fake_cuda import is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {
@@ -19,13 +19,6 @@ NEEDED = {
     "tvm_ffi": "apache-tvm-ffi",
     "pynvml": "nvidia-ml-py",
 }
-
-
-def is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
 
 
 MISSING = sorted(package for module, package in NEEDED.items() if not is_installed(module))
