@@ -118,7 +118,8 @@ def find_architecture(name: str, place: str) -> Architecture:
         if architecture.name == name:
             return architecture
     supported = ", ".join(architecture.name for architecture in ARCHITECTURES)
-    raise ModelError(f"{place}: architecture {name!r} is not supported; supported: {supported}")
+    experts = "; mixtures of experts are not supported yet" if "moe" in name.lower() else ""
+    raise ModelError(f"{place}: architecture {name!r} is not supported; supported: {supported}{experts}")
 
 
 def config_from_folder(folder: Path) -> ModelConfig:

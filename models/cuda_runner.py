@@ -306,7 +306,8 @@ class CudaModelRunner:
             zeros = np.zeros((rows, 1), dtype=np.int32)
             self._probe_step(lane, zeros[:, 0], zeros[:, 0], zeros)
         if phase is Phase.PREFILL:
-            for tokens in dict.fromkeys((min(PAGE_SIZE, self._chunk_tokens_max), self._chunk_tokens_max)):
+            most = min(self._chunk_tokens_max, self.max_context_tokens)
+            for tokens in dict.fromkeys((min(PAGE_SIZE, most), most)):
                 work = ProbeWork(0, phase, lane.units, 1, tokens, 0)
                 self.probe(lane, work, range(min(1, self.layers)))
 

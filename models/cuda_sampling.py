@@ -69,9 +69,8 @@ def sample_on_device(
     """
     wanting = [(place, extra) for place, extra in sampling.extras if extra.logprobs is not None]
     reported = np.array([place for place, _ in wanting], dtype=np.int64)
-    (report_at,) = upload_arrays([reported], logits.device)
     # A copy: sampling may change these rows.
-    raw = logits.index_select(0, report_at) if wanting else None
+    raw = _rows_at(logits, reported) if wanting else None
     _change_logits(logits, sampling.extras, fed, carried)
     tokens = logits.argmax(dim=1)
     finite = logits.gather(1, tokens[:, None]).isfinite().all()
@@ -85,8 +84,13 @@ def sample_on_device(
     if raw is None:
         return Sampled(tokens, host, None)
     asked = [Asked(extra.row, int(positions[place]), 0, extra.logprobs or 0) for place, extra in wanting]
-    chosen = tokens.index_select(0, report_at)
+    chosen = _rows_at(tokens, reported)
     return Sampled(tokens, host, logprobs_on_device(raw, chosen, asked, reported))
+
+
+def _rows_at(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    (places,) = upload_arrays([rows], tensor.device)
+    return tensor.index_select(0, places)
 
 
 def _placed(tokens: Tensor, drawn: Tensor, rows: NDArray[np.int64]) -> Tensor:
