@@ -271,7 +271,7 @@ def measure(backend: Backend, size: Size, batch_max: int = 512) -> Profile:
 
 def _specs(campaign: Campaign, finished: Callable[[], None]) -> list[ActorSpec]:
     refs, book = Refs(), PolicyBook()
-    sha = book.add(load_policy("muxwise"))
+    sha = book.add(load_policy("inflight"))
     profiler = partial(Profiler, refs, campaign.next_stage, campaign.take, finished)
     return [
         ActorSpec(refs.gateway.name, ProfilingWatch, ProfilingWatch, permanent=True),
