@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.jobs import Flight
-from muxk.kernel.work import ProbeWork
+from muxk.kernel.work import Phase, ProbeWork
 
 BUCKETS = 48
 """Bucket i holds bubbles of 2^(i-1) ns up to 2^i ns; the last one also all that are longer (39 hours)."""
@@ -57,6 +57,9 @@ class Busy(StrEnum):
     PREFILL = "prefill"
     FUSED = "fused"
     PROBE = "probe"
+
+
+BUSY_WITH: Mapping[Phase, Busy] = {Phase.DECODE: Busy.DECODE, Phase.PREFILL: Busy.PREFILL}
 
 
 class Bubbles(msgspec.Struct, frozen=True):
@@ -233,12 +236,13 @@ class IdleLedger:
         All items that it waited for were told before. Times of a device's own clock are cut to what is
         possible: not before those items, not after now.
         """
-        begin_ns = min(started_ns, now_ns)
+        begin_ns, last_ns = min(started_ns, now_ns), min(ended_ns, now_ns)
+        kind = _kind(flight)
         pieces = self._on(flight.lane.units)
         for piece in pieces:
             self._book_wait(piece, flight, begin_ns)
-            end_ns = max(piece.since_ns, min(ended_ns, now_ns))
-            self._busy[_kind(flight)] += (end_ns - piece.since_ns) * piece.units
+            end_ns = max(piece.since_ns, last_ns)
+            self._busy[kind] += (end_ns - piece.since_ns) * (piece.stop - piece.first)
             piece.since_ns, piece.cause = end_ns, Cause.HOST
             piece.flights.remove(flight.item_id)
             if not piece.flights:
@@ -286,6 +290,8 @@ class IdleLedger:
         """The pieces of a lane's units; one that sticks out is cut."""
         found = []
         for index, piece in enumerate(self._pieces):
+            if piece.first == units.start and piece.stop == units.stop:
+                return [piece]
             if piece.stop <= units.start or piece.first >= units.stop:
                 continue
             if piece.first < units.start or piece.stop > units.stop:
@@ -313,13 +319,19 @@ class IdleLedger:
         self._pieces = joined
 
     def _look_for_free(self) -> None:
-        self.has_free = not all(piece.flights for piece in self._pieces)
+        for piece in self._pieces:
+            if not piece.flights:
+                self.has_free = True
+                return
+        self.has_free = False
 
     # --- booking ---
 
     def _book_wait(self, piece: _Piece, flight: Flight, begin_ns: int) -> None:
         """The gap before an item: the host's until its launch, then that of items it waits for, then its own
         launch. A batch for which another was parked waits for that alone."""
+        if begin_ns <= piece.since_ns:
+            return
         preempts = flight.begins_job and flight.job is not None and flight.job.depth > 0
         drain, launch = (Cause.PREEMPTION,) * 2 if preempts else (Cause.DRAIN, Cause.LAUNCH)
         self._book_until(piece, min(flight.launched_ns, begin_ns), Cause.HOST)
@@ -341,7 +353,7 @@ def _kind(flight: Flight) -> Busy:
         return Busy.FUSED
     if isinstance(flight.work, ProbeWork):
         return Busy.PROBE
-    return Busy(flight.phase.value)
+    return BUSY_WITH[flight.phase]
 
 
 def _each(how: Callable[[int, int], int], one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
