@@ -7,8 +7,9 @@ requests and idle devices into groups (`loongserve_batching.py`). The *scaling p
 group keeps when its prompts are computed, and gives a group that decodes another one when its pages run
 short or its batch is so large that decode is bound by arithmetic.
 
-What differs: pausing takes one group that decodes, not several. How far the answers of a group are is not
-told, so half of a mean answer is taken to be left.
+What differs: what is computed beside a group that decodes joins it at once, where it has room, and not in
+the next round of consolidation. Pausing takes one group that decodes, not several. How far the answers of a
+group are is not told, so half of a mean answer is taken to be left.
 """
 
 from __future__ import annotations
@@ -119,9 +120,14 @@ class _Planner:
         self._free = [group.group for group in idle if group.devices == (group.group,)]
         self._decoding = [group for group in awake if group.decoding and not group.waiting]
         self._busy = [group for group in awake if group.group not in self._free]
-        # Devices between two groups, or about to leave one that is done, are there in a moment.
+        # Devices between two groups, about to leave one that is done, or with KV on its way out of them,
+        # are there in a moment.
         coming = len(view.groups) - sum(len(group.devices) for group in awake) if view.elastic else 0
-        self._moving = bool(coming or self._wide) or any(group.incoming for group in awake)
+        leaving = any(group.idle and group.promised_pages for group in awake)
+        self._moving = bool(coming or self._wide) or leaving
+        self._joined: dict[int, int] = {}
+        self._joined_pages: dict[int, int] = {}
+        """Rows and pages that this answer sends to groups that decode."""
         self._width = min(int(settings.max_width), len(view.groups)) if view.elastic else 1
         self._page_total = max((group.pages_total // len(group.devices) for group in awake), default=0)
 
@@ -222,9 +228,14 @@ class _Planner:
                 yield Assign((one.request_id,), device)
 
     def _assign(self, batch: Batch, devices: tuple[int, ...]) -> Assign:
-        kept = self._needed(sum(one.pages for one in batch.prompts), len(batch.prompts))
-        keep = min(len(devices), kept)
+        pages, rows = sum(one.pages for one in batch.prompts), len(batch.prompts)
         requests = tuple(one.request_id for one in batch.prompts)
+        joined = self._room_for(pages, rows, pages)
+        if joined is not None:
+            self._joined[joined.group] = self._joined.get(joined.group, 0) + rows
+            self._joined_pages[joined.group] = self._joined_pages.get(joined.group, 0) + pages
+            return Assign(requests, devices[0], devices[1:], decode=joined.group)
+        keep = min(len(devices), self._needed(pages, rows))
         return Assign(requests, devices[0], devices[1:], None if keep == len(devices) else keep)
 
     def _needed(self, pages: int, rows: int) -> int:
@@ -280,7 +291,7 @@ class _Planner:
         best: tuple[float, Move] | None = None
         for group in self._decoding:
             used = group.pages_total - group.pages_free
-            target = self._room_for(group, used)
+            target = self._room_for(group.promised_pages, group.decoding, used, group)
             if target is None:
                 continue
             move_ns = used * view.page_bytes / view.link_bytes_per_ns
@@ -291,18 +302,24 @@ class _Planner:
                 best = won_ns, Move(group.group, target.group)
         return None if best is None else best[1]
 
-    def _room_for(self, group: GroupView, used: int) -> GroupView | None:
-        """The fullest other group that decodes and can take all of it, worst cases included."""
-        rows = int(self._settings.decode_batch)
+    def _room_for(
+        self, promised: int, rows: int, used: int, source: GroupView | None = None
+    ) -> GroupView | None:
+        """The fullest group that decodes, but for the source, and can take so much, worst cases included."""
+        most = self._settings.decode_batch
         able = [
-            other
-            for other in self._decoding
-            if other is not group
-            and other.pages_free >= used
-            and other.promised_pages + group.promised_pages <= other.pages_total
-            and other.decoding + group.decoding <= rows * len(other.devices)
+            group
+            for group in self._decoding
+            if group is not source
+            and group.pages_free >= used
+            and self._promised(group) + promised <= group.pages_total
+            and group.decoding + group.incoming + self._joined.get(group.group, 0) + rows
+            <= most * len(group.devices)
         ]
         return min(able, key=lambda one: (one.pages_free, one.group), default=None)
+
+    def _promised(self, group: GroupView) -> int:
+        return group.promised_pages + self._joined_pages.get(group.group, 0)
 
     def _shrink(self) -> Iterator[Action]:
         """Devices that a group does not need any more, while somebody waits."""
@@ -324,7 +341,8 @@ class _Planner:
             if self._view.elastic and self._free and len(group.devices) < self._width:
                 yield Grow(group.group, (self._free.pop(0),))
             elif not self._moving:
-                target = self._room_for(group, group.pages_total - group.pages_free)
+                used = group.pages_total - group.pages_free
+                target = self._room_for(group.promised_pages, group.decoding, used, group)
                 if target is not None:
                     self._moving = True
                     yield Move(group.group, target.group)

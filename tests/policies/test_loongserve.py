@@ -127,7 +127,7 @@ def test_idle_devices_are_refused_where_waiting_for_all_of_them_is_faster() -> N
     soon = decoding(0, 1, (0, 1, 2))
     groups = [soon, asleep(1), asleep(2), group(3)]
     short, long = place(groups, 200, answer_tokens=100.0), place(groups, 90_000 // 8, answer_tokens=2.0)
-    assert short.actions == (Assign((0,), 3),)
+    assert short.actions == (Assign((0,), 3, decode=0),)
     assert not any(isinstance(action, Assign) for action in long.actions)
 
 
@@ -154,7 +154,7 @@ def test_a_group_with_pages_on_their_way_out_is_not_idle_and_worth_waiting_for()
 def test_devices_on_their_way_between_groups_are_waited_for() -> None:
     assert place([decoding(0, 1), group(1), asleep(2), asleep(3)], 4000).actions == ()
     assert place([decoding(0, 1), group(1), group(2), group(3)], 4000).actions == (
-        Assign((0,), 1, (2, 3), keep=1),
+        Assign((0,), 1, (2, 3), decode=0),
     )
 
 
@@ -189,7 +189,16 @@ def test_groups_that_decode_move_together_where_that_takes_less_than_it_saves() 
 
 
 def test_while_they_move_nothing_else_is_begun() -> None:
-    assert place([decoding(0, 5, incoming=4), group(1), group(2)], 9000).actions == ()
+    moving = group(1, promised_pages=40, pages_free=PAGES - 40)
+    assert place([decoding(0, 5, incoming=4), moving, group(2)], 9000).actions == ()
+
+
+def test_what_is_computed_beside_a_group_that_decodes_joins_it_where_there_is_room() -> None:
+    assert place([decoding(0, 5), group(1)], 500).actions == (Assign((0,), 1, decode=0),)
+    full = decoding(0, 5, promised_pages=PAGES - 20)
+    assert place([full, group(1)], 500).actions == (Assign((0,), 1),)
+    crowded = decoding(0, 60, incoming=40)
+    assert place([crowded, group(1)], 500).actions == (Assign((0,), 1),)
 
 
 def test_a_group_with_no_page_for_its_next_steps_gets_a_device_or_moves() -> None:
