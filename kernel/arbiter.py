@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.actor import Actor
-from muxk.kernel.arbiter_report import ArbiterReport
+from muxk.kernel.arbiter_report import ArbiterReport, described
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device, DeviceFailed, DeviceLost, ElasticDevice, ItemDone, ItemFailed
 from muxk.kernel.dispatch import Dispatcher
-from muxk.kernel.idle import IdleReport, idle_summary
-from muxk.kernel.idle_causes import idle_causes
+from muxk.kernel.idle import IdleReport
+from muxk.kernel.idle_causes import explain_idle
 from muxk.kernel.jobs import Flight, PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import (
@@ -260,9 +260,7 @@ class Arbiter(Actor):
 
     def _tell_resized(self) -> None:
         """Once nothing of another width is in flight."""
-        if not self.state.resizing or any(
-            flight.width != self._lanes.width for flight in self._lanes.flights.values()
-        ):
+        if not self.state.resizing or self._lanes.has_other_widths():
             return
         assert self._refs.placement is not None
         for _ in range(self.state.resizing):
@@ -354,8 +352,7 @@ class Arbiter(Actor):
 
     def _turn(self) -> None:
         self._dispatcher.turn()
-        if self._lanes.idle.has_free:
-            self._lanes.idle.explain(idle_causes(self.state, self._lanes, self._splits), self.now_ns())
+        explain_idle(self.state, self._lanes, self._splits, self.now_ns())
         if self._lanes.flights and not self.state.stuck_timer:
             self.state.stuck_timer = True
             self.state.look_due_ns = self.now_ns() + LOOK_EVERY_NS
@@ -400,22 +397,4 @@ class Arbiter(Actor):
         return self._lanes.idle.report(self.now_ns())
 
     def describe(self) -> dict[str, Any]:
-        state, split = self.state, self._splits.current
-        decode = state.decode_view(self.now_ns())
-        return {
-            "policy": state.policy.name,
-            "policy_sha": state.policy.sha,
-            "device": self._device.name,
-            "units": self._device.units,
-            "device_state": dict(self._device.describe()),
-            "split": {"decode": split.decode_units, "prefill": split.prefill_units},
-            "split_residency_ms": self._splits.residency_ms(self.now_ns()),
-            "lanes": self._lanes.describe(self.now_ns()),
-            "idle": idle_summary(self.idle_report()),
-            "decode_batch": decode.batch,
-            "decode_context_tokens": decode.context_tokens,
-            "prefill_batches": len(state.jobs),
-            "parked": state.parked is not None,
-            "parked_bytes": 0 if state.parked is None else state.parked.parked_bytes,
-            "counts": dict(sorted((state.counts + state.decider.counts).items())),
-        }
+        return described(self.state, self._device, self._lanes, self._splits, self.now_ns())

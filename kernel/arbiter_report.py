@@ -1,16 +1,43 @@
-"""Why requests wait, as the arbiter knows it: the head of the queue, batches, held decode steps."""
+"""What the arbiter tells: its state, and why requests wait - the head of the queue, batches, held steps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from muxk.kernel.arbiter_state import ArbiterState
+from muxk.kernel.device import Device
+from muxk.kernel.idle import idle_summary
 from muxk.kernel.jobs import PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.work import PAGE_SIZE
 
 NS_PER_MS = 1_000_000
+
+
+def described(
+    state: ArbiterState, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int
+) -> dict[str, Any]:
+    """For `muxk state`."""
+    decode, split = state.decode_view(now_ns), splits.current
+    return {
+        "policy": state.policy.name,
+        "policy_sha": state.policy.sha,
+        "device": device.name,
+        "units": device.units,
+        "device_state": dict(device.describe()),
+        "split": {"decode": split.decode_units, "prefill": split.prefill_units},
+        "split_residency_ms": splits.residency_ms(now_ns),
+        "lanes": lanes.describe(now_ns),
+        "idle": idle_summary(lanes.idle.report(now_ns)),
+        "decode_batch": decode.batch,
+        "decode_context_tokens": decode.context_tokens,
+        "prefill_batches": len(state.jobs),
+        "parked": state.parked is not None,
+        "parked_bytes": 0 if state.parked is None else state.parked.parked_bytes,
+        "counts": dict(sorted((state.counts + state.decider.counts).items())),
+    }
 
 
 class ArbiterReport:

@@ -11,6 +11,12 @@ from muxk.kernel.idle import Cause
 from muxk.kernel.lanes import LaneTable, SplitLedger
 
 
+def explain_idle(state: ArbiterState, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> None:
+    """Tell the ledger, after a turn."""
+    if lanes.idle.has_free:
+        lanes.idle.explain(idle_causes(state, lanes, splits), now_ns)
+
+
 def idle_causes(state: ArbiterState, lanes: LaneTable, splits: SplitLedger) -> list[tuple[int, Cause]]:
     """(Where a region of units stops, why those of it are idle that nothing is launched on), ascending."""
     facts = _Facts(state, lanes)

@@ -150,6 +150,10 @@ class LaneTable:
                 return flight.job.shape
         return None
 
+    def has_other_widths(self) -> bool:
+        """Items are in flight that were launched on more or fewer devices."""
+        return any(flight.width != self.width for flight in self.flights.values())
+
     def prefills(self) -> int:
         return sum(flight.phase is Phase.PREFILL for flight in self.flights.values())
 
