@@ -188,6 +188,8 @@ _NOW: Mapping[str, Name] = {"now": Name(_M, attrgetter("now_ns"), "the time")}
 _DECIDE: Mapping[str, Name] = {
     "now": Name(_M, attrgetter("view.now_ns"), "the time"),
     "units.total": Name(_N, attrgetter("view.units_total"), "units of the device", "", 1),
+    "units.decode": Name(_N, attrgetter("view.split.decode_units"), "of decode, as it is now", "", 0),
+    "units.prefill": Name(_N, attrgetter("view.split.prefill_units"), "of prefill, as it is now", "", 0),
     "layers.total": Name(_N, attrgetter("view.layers"), "layers of the model", "", 1),
     **_decode_names("view."),
     **_resource_names("view."),
