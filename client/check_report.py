@@ -77,6 +77,10 @@ def own_points(policy: CompiledPolicy) -> list[str]:
         rules = policy.points[name].written
         if rules and rules[0].mark.source is own:
             found.append(f"{name} ({len(rules)} rules)" if len(rules) > 1 else name)
+    place = policy.source.spec.get("place")
+    if place is not None and place.mark.source is own:
+        least = f" (at least {policy.devices_min} devices)" if policy.devices_min > 1 else ""
+        found.append(f"place{least}")
     return found
 
 

@@ -76,7 +76,8 @@ def read_place(node: Node | None, context: Context) -> PlaceSection | None:
 def _rules(node: MappingNode, found: Mapping[str, Node], context: Context) -> PlaceSection | None:
     if "prefill" not in found and "both" not in found:
         hint = "write prefill: and decode:, or both: with a list of rules, or plan: loongserve"
-        context.report.add(node.mark, "place needs rules", hint, "missing-key")
+        if len(found) == len(node.entries):
+            context.report.add(node.mark, "place needs rules", hint, "missing-key")
         return None
     if "decode" in found and "prefill" not in found:
         hint = "say which device computes the prompt, or use both:"

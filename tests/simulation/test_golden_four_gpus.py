@@ -71,7 +71,7 @@ def requests() -> list[PlannedRequest]:
 
 
 def policy_of(system: str, settings: Mapping[str, str]) -> CompiledPolicy:
-    """The picture merges new rows at the next border of two steps: none is queued behind the one that runs."""
+    """The picture merges new rows at the border of two steps: none is queued behind the one that runs."""
     return compile_policy(
         f"""
 apiVersion: {API_VERSION}
