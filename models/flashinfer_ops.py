@@ -151,7 +151,7 @@ def _pinned_workspace() -> Tensor:
 
 
 def _recorded_event() -> Any:
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 

@@ -12,31 +12,11 @@ import triton.language as tl
 
 @triton.jit
 def attend_kernel(
-    queries,
-    keys,
-    values,
-    out,
-    parts,
-    statistics,
-    tile_rows,
-    tile_firsts,
-    query_starts,
-    page_starts,
-    contexts,
-    pages,
-    page_stride,
-    scale_log2,
-    window,
-    HAS_WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    KEYS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+    queries, keys, values, out, parts, statistics, tile_rows, tile_firsts,
+    query_starts, page_starts, contexts, pages, page_stride, scale_log2, window,
+    HAS_WINDOW: tl.constexpr, SPLIT: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
     """Grid (tiles, KV_HEADS, splits). Tile t is TILE // GROUP new tokens of tile_rows[t] from tile_firsts[t].
 
     With SPLIT, unnormalised sums go to `parts` and (maximum, sum) to `statistics`, else results to `out`.
@@ -85,12 +65,10 @@ def attend_kernel(
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         # A row that has seen nothing yet keeps its maximum of -inf, which must not meet itself.
         anchor = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(scores - anchor[:, None])
-        kept = tl.exp2(highest - anchor)
+        weights, kept = tl.exp2(scores - anchor[:, None]), tl.exp2(highest - anchor)
         total = total * kept + tl.sum(weights, axis=1)
         block = tl.load(values + token[:, None] + dims[None, :], mask=known, other=0.0)
-        added = tl.dot(weights.to(block.dtype), block, input_precision="ieee")
-        mixed = mixed * kept[:, None] + added
+        mixed = mixed * kept[:, None] + tl.dot(weights.to(block.dtype), block, input_precision="ieee")
         highest = higher
 
     if SPLIT:
