@@ -18,6 +18,7 @@ from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.operators import TP_SIZES, ModelShape, ShapeError, known_models, load_shape
 from muxk.profiles.perturbation import WORST, perturbed
 from muxk.profiles.profile_file import digest
+from muxk.profiles.scaling import NoSuchConstant, scaled
 
 PREFIX = "sim:"
 DTYPE = "bfloat16"
@@ -66,6 +67,8 @@ class GpuChoice(NamedTuple):
     off: float = 0.0
     """Share by which its constants are off, see `muxk.profiles.perturbation`."""
     off_seed: int | str = 0
+    moved: tuple[tuple[str, float], ...] = ()
+    """Constants and the factors that they are taken times."""
 
 
 def parse_gpu(device: str) -> GpuChoice:
@@ -78,6 +81,8 @@ def parse_gpu(device: str) -> GpuChoice:
             f"unknown simulated GPU {device!r}{': ' + hint if hint else ''}; there are {', '.join(names)}, "
             "each with ,tp=2, 4 or 8 and ,devices=N"
         )
+    moved = tuple(_moved(device, option) for option in options if "*" in option)
+    options = [option for option in options if "*" not in option]
     given = dict(option.partition("=")[::2] for option in options)
     off, off_seed = _off(device, given.pop("off", "0%"))
     sizes = [given.pop("tp", "1"), given.pop("devices", "1")]
@@ -85,9 +90,22 @@ def parse_gpu(device: str) -> GpuChoice:
     if given or len(options) > 3 or tp not in TP_SIZES or not 1 <= devices <= DEVICES_MAX:
         raise StartupError(
             f"device {device!r}: after the card comes tp={', '.join(map(str, TP_SIZES))} (GPUs that work as "
-            f"one device), devices=1 to {DEVICES_MAX}, off=15% (constants wrong by that much), or nothing"
+            f"one device), devices=1 to {DEVICES_MAX}, off=15% (constants wrong by that much), "
+            "host.wakeup_ns*1.3 (one constant times a factor), or nothing"
         )
-    return GpuChoice(name, tp, devices, off, off_seed)
+    return GpuChoice(name, tp, devices, off, off_seed, moved)
+
+
+def _moved(device: str, option: str) -> tuple[str, float]:
+    """`host.wakeup_ns*1.3`. Raises StartupError."""
+    constant, _, factor = option.partition("*")
+    try:
+        found = float(factor)
+    except ValueError:
+        found = 0.0
+    if not 0.01 <= found <= 100:
+        raise StartupError(f"device {device!r}: after * comes a factor from 0.01 to 100")
+    return constant, found
 
 
 def _off(device: str, text: str) -> tuple[float, int | str]:
@@ -119,7 +137,7 @@ def open_gpu_backend(device: str, model: str, kv_tokens: int | None = None, seed
     except ShapeError as error:
         hint = did_you_mean(model, known_models()) if str(error).startswith("no model") else ""
         raise StartupError(f"{error}; {hint}" if hint else str(error)) from error
-    except (GpuError, DoesNotFit, OSError) as error:
+    except (GpuError, DoesNotFit, NoSuchConstant, OSError) as error:
         raise StartupError(str(error)) from error
 
 
@@ -127,6 +145,8 @@ def _open(choice: GpuChoice, shape: ModelShape, pages: int | None, seed: int) ->
     profile = load_gpu(choice.name)
     if choice.off:
         profile = perturbed(profile, choice.off, choice.off_seed)
+    for constant, factor in choice.moved:
+        profile = scaled(profile, constant, factor)
     identity = Identity(msgspec.to_builtins(shape), DTYPE, digest((profile, choice.tp)))
     if choice.devices == 1:
         return GpuBackend(open_gpu(profile, shape, choice.tp, pages, seed), shape, choice.tp, None, identity)
