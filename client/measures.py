@@ -102,6 +102,8 @@ class Totals:
     """What all requests so far amount to."""
 
     ttft: Histogram = field(default_factory=Histogram)
+    ttft_per_token: Histogram = field(default_factory=Histogram)
+    """Over the tokens of the prompt: what long prompts and short ones have in common."""
     tbt: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
     end_to_end: Histogram = field(default_factory=Histogram)
@@ -185,6 +187,7 @@ class Measures:
         tpot[several] = (times[lasts] - times[firsts])[several] // (lengths[several] - 1)
         self._totals.tpot.add(tpot[several & completed])
         prompts = [served.prompt_tokens for served in batch]
+        self._totals.ttft_per_token.add(ttft // np.maximum(np.array(prompts, np.int64), 1))
         allowed = np.array([self._ttft_slo_ns(served) for served in batch], np.int64)
         self._totals.completed += int(completed.sum())
         self._totals.completed_prompt_tokens += int(np.array(prompts, np.int64)[completed].sum())
@@ -258,6 +261,7 @@ class Measures:
             "output_throughput": totals.output_tokens / seconds,
             "total_token_throughput": (totals.completed_prompt_tokens + totals.output_tokens) / seconds,
             **_times("ttft", totals.ttft),
+            "p99_ttft_per_prompt_token_ms": totals.ttft_per_token.quantile(0.99) / MS,
             **_times("tpot", totals.tpot),
             **_times("itl", totals.tbt),
             **_times("e2el", totals.end_to_end),
