@@ -21,6 +21,7 @@ from muxk.actors.policy_files import OpenedPolicy
 from muxk.actors.system import build_specs, installed_version, start_devices
 from muxk.client.class_measures import ClassMeasures
 from muxk.client.closed_loop import ClosedLoop
+from muxk.client.collecting import collected_rarely
 from muxk.client.errors import ClientError
 from muxk.client.measures import Measures, Objectives, Served
 from muxk.client.spoken import SpokenAnswers
@@ -46,7 +47,9 @@ STEP_NS = 100_000_000
 SILENCE_MAX_NS = 600 * S
 """After so long without a token while requests are live, something is wrong."""
 PEERS = 64
-"""Clients that the requests come from in turn: a server bounds what one of them may have live."""
+PEER_REQUESTS = 1024
+"""Clients that the requests come from, so many from each in turn: a server bounds what one of them may have
+live, and sends one frame a client and step."""
 TRACE_RECORDS = 64
 CHECK_EVERY_NS = 60 * S
 """Between two checks of the server's invariants: they read the whole KV pool, which is large here."""
@@ -151,7 +154,8 @@ def _ttft_ns(policy: Policy, prompt_tokens: int) -> int:
 
 def simulate(plan: SimPlan, progress: Progress = lambda share, now_s, ended: None) -> Run:
     """Raises SimError, NotARecording, or what reading a trace raises."""
-    return _Simulator(plan, progress).run()
+    with collected_rarely():
+        return _Simulator(plan, progress).run()
 
 
 class _Simulator:
@@ -304,7 +308,9 @@ class _Simulator:
             ignore_eos=True,
             request_class=request.request_class,
         )
-        frame = FrameReceived(b"client-%d" % (self._sent % PEERS), self._encoder.encode(submit))
+        frame = FrameReceived(
+            b"client-%d" % (self._sent // PEER_REQUESTS % PEERS), self._encoder.encode(submit)
+        )
         self._sent += 1
         self._runtime.inject(GATEWAY, frame, self._runtime.now_ns())
 

@@ -8,6 +8,7 @@ a decode step. Every time is at least 0 and never falls when load grows; a ramp 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -173,6 +174,21 @@ class Estimates(msgspec.Struct, frozen=True):
         if cell is None or self.contention is None:
             return step_ns
         return step_ns * self.contention.factor(units, cell)
+
+    def decode_times_ns(
+        self, units: Sequence[int], batch: int, context_tokens: int, cell: int | None
+    ) -> list[float]:
+        """`decode_in_cell_ns` on several numbers of units, ascending."""
+        times_ns: list[float] = []
+        models, place = self.decode, 0
+        for wanted in units:
+            while place + 1 < len(models) and models[place + 1].units <= wanted:
+                place += 1
+            step_ns = models[place].solo_ns(batch, context_tokens) * models[place].guard
+            if cell is not None and self.contention is not None:
+                step_ns *= self.contention.factor(wanted, cell)
+            times_ns.append(step_ns)
+        return times_ns
 
     def prefill_layer_ns(self, units: int, new_tokens: int, pairs: int) -> float:
         """Time of one prefill layer of a batch in ns; `units` must be at least 1 and the tables known."""

@@ -131,6 +131,21 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
     return step_ns
 
 
+def estimate_decode_on(scope: DecideScope, units: Sequence[int]) -> None:
+    """`estimate_decode` on several numbers of units, ascending, at once: they are known from then on.
+
+    Raises:
+        RuleError: nothing was measured yet.
+    """
+    estimate_decode(scope, units[-1])
+    decode = scope.view.decode
+    load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
+    for whole, step_ns in zip(
+        units, scope.view.estimates.decode_times_ns(units, *load, scope.cell), strict=True
+    ):
+        scope.step_ns[whole] = _time(step_ns)
+
+
 def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
     """Time of one layer of the chunk that runs next on a number of units, in ns.
 

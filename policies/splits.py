@@ -23,7 +23,7 @@ from muxk.policies.marks import MappingNode, Node, Scalar
 from muxk.policies.names import PLACES
 from muxk.policies.operators import BOOLS
 from muxk.policies.problems import Report, did_you_mean, one_of
-from muxk.policies.scopes import DecideScope, estimate_decode, shared
+from muxk.policies.scopes import DecideScope, estimate_decode, estimate_decode_on, shared
 from muxk.policies.units import Type
 
 Choose = Callable[[DecideScope], Split]
@@ -290,9 +290,10 @@ def _fastest_alone(scope: DecideScope) -> Split:
     view = scope.view
     best = view.units_total
     if view.estimates.decode and view.splits:
-        least_ns = estimate_decode(scope, best)
+        estimate_decode_on(scope, [*(split.decode_units for split in view.splits), best])
+        least_ns = scope.step_ns[best]
         for split in reversed(view.splits):
-            step_ns = estimate_decode(scope, split.decode_units)
+            step_ns = scope.step_ns[split.decode_units]
             if step_ns < least_ns:
                 best, least_ns = split.decode_units, step_ns
     return Split(best, 0)
