@@ -11,7 +11,7 @@ SPIN_NS = 200_000
 PROGRAMS_A_UNIT = 24
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def sm_ids_kernel(out, spin_ns: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each program stays for `spin_ns`, so that all SMs are taken, and writes the number of its SM."""
     began = globaltimer()

@@ -55,23 +55,25 @@ class OperatorBench:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         model, sizes = rig.sizes.model, rig.sizes
-        make = {"device": rig.device, "dtype": rig.dtype}
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, device=rig.device, dtype=rig.dtype)
+
         half = sizes.copy_bytes // 2 // rig.dtype.itemsize
-        self._source, self._target = torch.zeros(half, **make), torch.zeros(half, **make)
-        self._weight = torch.zeros(model.hidden, 2 * model.intermediate, **make)
+        self._source, self._target = zeros(half), zeros(half)
+        self._weight = zeros(model.hidden, 2 * model.intermediate)
         tokens = max(sizes.tokens)
-        self._inputs = torch.zeros(tokens, model.hidden, **make)
+        self._inputs = zeros(tokens, model.hidden)
         # Lanes that run at once may not share what they write.
         self._outputs = {
-            phase: torch.zeros(tokens, 2 * model.intermediate, **make)
-            for phase in (Phase.DECODE, Phase.PREFILL)
+            phase: zeros(tokens, 2 * model.intermediate) for phase in (Phase.DECODE, Phase.PREFILL)
         }
         heads = Heads(model.heads, model.kv_heads, model.head_dim, model.rms_epsilon)
         shape = AttentionShape(heads, (None,), rig.dtype, rig.device, rig.partitions.units)
         self.attention: AttentionKind = attention_of(shape)
         pages = sizes.rows * -(-sizes.context // PAGE_SIZE) + 1
         self._kv = empty_kv_layer(pages, model.kv_heads, model.head_dim, rig.dtype, rig.device)
-        self._queries = torch.zeros(sizes.rows, model.heads, model.head_dim, **make)
+        self._queries = zeros(sizes.rows, model.heads, model.head_dim)
         self._attended = torch.zeros_like(self._queries)
         rig.settle()
 

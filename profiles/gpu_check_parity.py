@@ -52,7 +52,7 @@ FORCED_STEPS = 8
 
 def check_parity(rig: Rig, box: TimeBox) -> dict[str, Any]:
     found: dict[str, Any] = {"tolerance": TOLERANCE}
-    checks = {**dict(_operators(rig)), "model": lambda: _model(rig)}
+    checks: dict[str, Callable[[], dict[str, Any]]] = {**dict(_operators(rig)), "model": lambda: _model(rig)}
     for name, check in checks.items():
         box.check()
         try:
