@@ -100,7 +100,7 @@ def open_backend(
     kind, _, count = device.partition(":")
     if kind == "sim" and count.partition(",")[0] in known_gpus():
         return _open_sim_gpu(device, model, kv_tokens)
-    if kind == "cuda":
+    if kind.partition(",")[0] == "cuda":
         from muxk.actors.cuda_backend import open_cuda_backend
 
         return open_cuda_backend(device, model, dtype, kv_tokens, progress)

@@ -60,6 +60,10 @@ def open_cuda_backend(
     device: str, model: str, dtype: str, kv_tokens: int | None, progress: Progress
 ) -> Backend:
     """Load a model onto the card that `cuda` or `cuda:N` names. Raises StartupError."""
+    if "," in device:
+        raise StartupError(
+            f"device {device!r}: one server runs on one card; use cuda or cuda:N, and no comma"
+        )
     _, colon, number = device.partition(":")
     if colon and not number.isdecimal():
         raise StartupError(f"device {device!r}: {number!r} is not the number of a card; use cuda or cuda:0")

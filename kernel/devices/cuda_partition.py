@@ -46,7 +46,7 @@ class PartitionRefused(Exception):
     """The device can not be parted like this; the text is for the user."""
 
 
-class StillBusy(Exception):
+class PartitionsBusy(Exception):
     """Streams were to be destroyed while work runs on them."""
 
 
@@ -100,7 +100,7 @@ class Partitions(Protocol):
         """Destroy the streams, then their contexts. Idempotent.
 
         Raises:
-            StillBusy: work is in flight; nothing was destroyed.
+            PartitionsBusy: work is in flight; nothing was destroyed.
             CudaError: the first failure, after everything has been tried.
         """
 
@@ -348,7 +348,7 @@ class CudaPartitions:
     def close(self) -> None:
         busy = self._maker.busy()
         if busy:
-            raise StillBusy(f"work runs on {busy} streams of {self._maker.card.name}: they stay")
+            raise PartitionsBusy(f"work runs on {busy} streams of {self._maker.card.name}: they stay")
         failure = self._maker.undo()
         if failure is not None:
             raise failure

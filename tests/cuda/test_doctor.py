@@ -78,6 +78,8 @@ def test_without_a_driver_the_doctor_says_so_and_what_is_served_on_instead() -> 
             "device 'cuda' can not be used: no NVIDIA driver is here .*; on a machine with a card, install",
         ),
         ("cuda:x", "device 'cuda:x': 'x' is not the number of a card; use cuda or cuda:0"),
+        ("cuda,devices=2", "device 'cuda,devices=2': one server runs on one card"),
+        ("cuda:1,devices=2", "device 'cuda:1,devices=2': one server runs on one card"),
     ],
 )
 def test_a_card_that_is_not_there_is_a_clear_error(device: str, why: str) -> None:

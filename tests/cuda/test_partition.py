@@ -276,7 +276,7 @@ def test_nothing_is_destroyed_while_work_runs(cuda: FakeCuda) -> None:
     cuda.open([64])
     stream = cuda.ask("stream", "prefill", 68)
     cuda.ask("busy", stream, 1, 0)
-    with pytest.raises(Failed, match="StillBusy: work runs on 1 streams"):
+    with pytest.raises(Failed, match="PartitionsBusy: work runs on 1 streams"):
         cuda.close()
     assert cuda.figures()["greens"] == 2
     cuda.ask("busy", stream, 0, 0)
