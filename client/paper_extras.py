@@ -1,0 +1,125 @@
+"""Rows of the paper that are no ratio of goodputs: idle time, preemption, what each part brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from muxk.client.cells import Cell
+from muxk.client.goodput import Goodput
+from muxk.client.paper_rows import AGENT_8B, AGENT_70B, LLAMA_70B, Setting, System, cell_of, device_of
+from muxk.client.paper_study import Found, Study
+
+LOAD = 0.8
+"""Of MuxWise's goodput: the ablation and the idle time are measured at this load, which the paper does not
+say."""
+PREEMPTION = Setting(LLAMA_70B, "sharegpt+loogle", 100.0, requests=300)
+PREEMPTION_RATE = 0.5
+NO_LAYERS = (("layers", "false"),)
+NO_POLLING = (*NO_LAYERS, ("polling", "false"))
+"""The paper takes polling away on top of layers (figure 19)."""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One figure of such a row."""
+
+    row: int
+    name: str
+    paper: float
+    unit: str
+    ours: float | None
+    """None: a run failed."""
+    against: str
+    """What both figures of it are."""
+
+
+def extras(study: Study, found: Found) -> list[Extra]:
+    """Runs what is missing for them."""
+    wanted = _cells(study, found)
+    outcomes = dict(zip(wanted, study.outcomes(list(wanted.values())), strict=True))
+
+    def of(name: str, value: Callable[[Figures], float]) -> float | None:
+        outcome = outcomes.get(name)
+        return None if outcome is None or outcome.error else value(outcome.figures)
+
+    def difference(first: str, second: str) -> float | None:
+        one, two = of(first, _p99_gap), of(second, _p99_gap)
+        return None if one is None or two is None else one - two
+
+    def ratio(first: str, second: str) -> float | None:
+        one, two = of(first, _p99_ttft_per_token), of(second, _p99_ttft_per_token)
+        return None if one is None or not two else one / two
+
+    at = f"at {LOAD:.0%} of MuxWise's goodput"
+    return [
+        Extra(8, "idle, MuxWise", 7.7, "%", of("idle", _idle), f"70B, Tool & Agent, {at}"),
+        Extra(8, "idle, chunked", 4.5, "%", of("idle chunked", _idle), f"70B, Tool & Agent, {at}"),
+        Extra(
+            9,
+            "preemption",
+            1.96,
+            "x",
+            ratio("no preemption", "preemption"),
+            "P99 TTFT a prompt token, without over with",
+        ),
+        Extra(10, "no layer split, 8B", 8.0, "ms", difference("8b no layers", "8b"), f"P99 TBT more, {at}"),
+        Extra(
+            10,
+            "nor polling, 8B",
+            314.0,
+            "ms",
+            difference("8b no polling", "8b no layers"),
+            f"P99 TBT more, {at}",
+        ),
+        Extra(
+            10,
+            "nor polling, 70B",
+            672.0,
+            "ms",
+            difference("70b no polling", "70b no layers"),
+            f"P99 TBT more, {at}",
+        ),
+    ]
+
+
+def _cells(study: Study, found: Found) -> dict[str, Cell]:
+    cells = {}
+    for size, setting in (("8b", AGENT_8B), ("70b", AGENT_70B)):
+        goodput = found.goodputs.get((setting, System.MUXWISE))
+        if not isinstance(goodput, Goodput) or not goodput.rate:
+            continue
+        base = msgspec.structs.replace(_muxwise(study, setting), rate=LOAD * goodput.rate)
+        cells[size] = base
+        cells[f"{size} no layers"] = msgspec.structs.replace(base, settings=NO_LAYERS)
+        cells[f"{size} no polling"] = msgspec.structs.replace(base, settings=NO_POLLING)
+        if setting is AGENT_70B:
+            chunked = cell_of(System.CHUNKED, setting, found.best_budget(setting))
+            cells["idle"] = base
+            cells["idle chunked"] = msgspec.structs.replace(chunked, rate=base.rate)
+    mixed = msgspec.structs.replace(_muxwise(study, PREEMPTION), rate=PREEMPTION_RATE)
+    cells["preemption"] = mixed
+    cells["no preemption"] = msgspec.structs.replace(mixed, settings=(("preemption", "false"),))
+    return cells
+
+
+def _muxwise(study: Study, setting: Setting) -> Cell:
+    profile = study.profile_of(device_of(System.MUXWISE, setting), setting.model)
+    return cell_of(System.MUXWISE, setting, profile=profile)
+
+
+def _p99_gap(figures: Figures) -> float:
+    return float(figures["p99_itl_ms"])
+
+
+def _p99_ttft_per_token(figures: Figures) -> float:
+    return float(figures["p99_ttft_per_prompt_token_ms"])
+
+
+def _idle(figures: Figures) -> float:
+    """Percent of the units' time with work that had no kernel."""
+    return 100.0 * float(figures["idle"]["idle_share"])
