@@ -32,8 +32,9 @@ CHUNK_TOKENS = (512, 8192)
 """Least and most prompt tokens of one item."""
 ACTIVATIONS_SHARE = 0.06
 """Of the card's memory, for the activations of all prefill lanes; it bounds the chunk."""
-WORKSPACE_BYTES = 144 << 20
-"""Of the attention of one lane: FlashInfer's float and integer workspaces."""
+WORKSPACE_BYTES = 176 << 20
+"""Of one lane beside its activations: FlashInfer's workspaces (128 and 8 MiB), cuBLAS's (32 MiB a stream on
+Hopper), and room for the attention of a second window."""
 DTYPES: Mapping[str, str] = {
     "auto": "bfloat16",
     "bf16": "bfloat16",

@@ -87,6 +87,38 @@ def test_the_device_can_be_measured_at_start_and_tells_its_memory_in_the_state(t
     assert set(shown["lanes"]) == {"whole", "decode@1", "prefill@3", "decode@2", "prefill@2"}
 
 
+def test_no_page_is_written_while_another_lane_uses_it(tmp_path: Path) -> None:
+    """Shared prefixes, evictions and aborts on a pool that is too small, on kernels that take their time: the
+    streams fail the card when a page that one of them works on is written by another."""
+    streams = FakeStreams()
+    runner = FakeRunner(streams, pages=40, item_s=0.001)
+    device = fake_device(streams, runner, units=4, decode_units=(1, 2))
+    prefix = list(range(32))
+    got: dict[str, list[int]] = {}
+
+    async def one(client: AsyncClient, number: int) -> None:
+        prompt = [*prefix, *range(number, number + 40 + 11 * (number % 7))]
+        stream = await client.submit(
+            token_ids=prompt, request_id=f"r{number}", max_tokens=30, ignore_eos=True, temperature=0.0
+        )
+        if number % 5 == 4:
+            await stream.deltas()
+            await client.abort(stream.request_id)
+        result = await stream.result()
+        got[f"r{number}"] = list(result.token_ids)
+
+    async def scenario(client: AsyncClient) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(24):
+                tasks.start_soon(one, client, number)
+
+    assert serve_device(device, tmp_path, scenario) == "the scenario is over"
+    assert len(got) == 24
+    assert all(len(got[f"r{number}"]) == 30 for number in range(24) if number % 5 != 4)
+    assert device.describe()["rebuilds"] == 0
+    streams.close()
+
+
 def test_a_lost_card_fails_its_requests_with_the_reason_and_serves_later_ones(tmp_path: Path) -> None:
     streams = FakeStreams()
     runner = FakeRunner(streams, pages=PAGES)
