@@ -56,8 +56,8 @@ spec:
 LOADS = (0.3, 0.6, 1.0)
 TBT_MS = 50.0
 """Of the MuxWise paper for models of 8B."""
-OUTPUT_MAX = 150_000
-"""Tokens a run asks for at most, so that one of long answers ends in a minute as well."""
+OUTPUT_MAX = 400_000
+"""Tokens a run asks for at most: 48 requests of openthoughts, whose queue fewer would not judge."""
 SMALL_US, STEP_US = 1048.576, 33554.432
 """Bubbles under 2^20 and 2^25 ns: far under, and about, the time between two tokens."""
 SHOWN = (Cause.OVER_RESERVED, Cause.UNASSIGNED, Cause.DRAIN, Cause.MERGE, Cause.LAUNCH, Cause.HOST)
@@ -113,7 +113,7 @@ class Row:
         idle_s = sum(unit_s for below_us, _, unit_s in self.sizes() if below_us <= us)
         causes = self.idle["causes"]
         without_s = causes.get(Cause.NO_WORK.value, {"unit_seconds": 0.0})["unit_seconds"]
-        return idle_s / (self.idle["unit_seconds"] - without_s)
+        return idle_s / float(self.idle["unit_seconds"] - without_s)
 
     @property
     def count(self) -> int:
