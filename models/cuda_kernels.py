@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.cuda_batch import Batch
+from muxk.models.errors import ModelError
 from muxk.models.ops import HeadNorms, Heads, KvLayer
 from torch import Tensor
 from torch.nn import functional
@@ -166,7 +167,7 @@ class TorchAttentionKind:
     name: str = "torch"
 
     def planner(self, units: int) -> LanePlanner:
-        return TorchPlanner(self.shape.heads)
+        return TorchPlanner(self.shape)
 
 
 class TorchPlanner:
@@ -174,10 +175,13 @@ class TorchPlanner:
 
     bytes = 0
 
-    def __init__(self, heads: Heads) -> None:
-        self._heads = heads
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
 
     def step_planner(self, rows: int, pages: int) -> Planner:
+        """Itself where nothing is captured. A graph would go on with the contexts of its capture."""
+        if self._shape.device.type == "cuda":
+            raise ModelError("torch's attention can not be captured in a graph: install flashinfer or triton")
         return self
 
     def plan(self, batch: Batch) -> Attend:

@@ -126,7 +126,7 @@ class CudaModelRunner:
     def capture(self, lane: CudaLaneState, rows: int) -> None:
         """Capture the graph of a decode step of at most `rows` rows, with its own static buffers."""
         lane = _own(lane)
-        pages = rows * -(-self.max_context_tokens // PAGE_SIZE)
+        pages = rows * min(-(-self.max_context_tokens // PAGE_SIZE), self._pages)
         planner = lane.planner.step_planner(rows, pages)
         bucket = open_bucket(rows, pages, planner, self._device)
         made_up = decode_tables(_ints([0]), _ints([0]), np.zeros((1, 1), dtype=np.int32), rows)

@@ -1,0 +1,46 @@
+"""A device gets the attention that it can run, and is told what keeps it from the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from muxk.models.cuda_choice import attention_of, kernels_for, why_not_flashinfer
+from muxk.models.cuda_kernels import AttentionShape, TorchAttentionKind
+from muxk.models.errors import ModelError
+from muxk.models.ops import Heads
+
+CARD = torch.device("cuda")
+SHAPE = AttentionShape(Heads(32, 8, 128, 1e-5), (None,), torch.bfloat16, CARD, device_units=132)
+
+
+def test_a_card_with_flashinfer_runs_it() -> None:
+    pytest.importorskip("flashinfer")
+    assert why_not_flashinfer(SHAPE, (9, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "capability", "reason"),
+    [
+        (replace(SHAPE, heads=Heads(32, 8, 80, 1e-5)), (9, 0), "heads are of 80"),
+        (SHAPE, (7, 5), "needs 8.0"),
+        (replace(SHAPE, dtype=torch.float32), (9, 0), "float32"),
+    ],
+)
+def test_what_flashinfer_cannot_run_is_named(
+    shape: AttentionShape, capability: tuple[int, int], reason: str
+) -> None:
+    pytest.importorskip("flashinfer")
+    assert reason in str(why_not_flashinfer(shape, capability))
+
+
+def test_without_a_card_torch_computes_everything() -> None:
+    host = torch.device("cpu")
+    assert attention_of(replace(SHAPE, device=host)).name == "torch"
+    assert kernels_for(host).name == "torch"
+
+
+def test_torchs_attention_is_never_captured_since_it_reads_its_tables_on_the_host() -> None:
+    with pytest.raises(ModelError, match="captured"):
+        TorchAttentionKind(SHAPE).planner(132).step_planner(rows=8, pages=64)
