@@ -43,7 +43,10 @@ class CudaRunner(Protocol):
     def parked_bytes_per_token(self) -> int: ...
 
     def open_lane(self, phase: Phase, units: int) -> CudaLaneState:
-        """Allocate and warm what a lane of so many units needs. Only before serving: it may wait."""
+        """Allocate and warm what a lane of so many units needs. Only before serving: it may wait.
+
+        A lane of all units runs every kind of item, whichever phase it is opened for.
+        """
 
     def capture(self, lane: CudaLaneState, rows: int) -> None:
         """Capture the graph of a decode step of at most `rows` rows. Only before serving: it may wait."""

@@ -25,12 +25,16 @@ Embedding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class KvLayer:
-    """The KV pool of one layer. Keys lie transposed in their page, as decode attention reads them."""
+    """The KV pool of one layer, laid out as the attention of its device reads it.
+
+    On the CPU keys lie transposed in their page. On a card both are halves of one tensor: see
+    `cuda_kernels.empty_kv_layer`.
+    """
 
     keys: Tensor
-    """float32[pages, kv_heads, head_dim, PAGE_SIZE]."""
+    """float32[pages, kv_heads, head_dim, PAGE_SIZE] on the CPU."""
     values: Tensor
-    """float32[pages, kv_heads, PAGE_SIZE, head_dim]."""
+    """float32[pages, kv_heads, PAGE_SIZE, head_dim] on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,10 @@ class Operators(Protocol):
     """What a device offers to decoders. Instances hold no scratch: two threads may call at once."""
 
     dtype: str
-    """How weights are held: `fp16`, `float32`, or `blocks`: as the file does where it has blocks."""
+    """How weights are held: `fp16`, `float32`, or `blocks`: as the file does where it has blocks; on a card
+    torch's name of their type."""
     name: str
-    """What computes all that is not a product: `native` or `torch`."""
+    """What computes all that is not a product: `native` or `torch`, on a card `triton`."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Pack a float32 weight [out, in] once; the result computes `x @ weight.T + bias`."""
