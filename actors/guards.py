@@ -8,17 +8,21 @@ class with the methods of `Guard`, a row in `GUARDS`, its name in `kernel/policy
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Protocol
 
 import msgspec
-from muxk.kernel.estimates import FACTOR_MAX, FACTOR_STEP, Contention, Estimates
+from muxk.kernel.estimates import FACTOR_STEP, Contention, Estimates
 from muxk.kernel.messages import ItemMeasured
 
 WINDOW = 64
 """Completed items, for each number of units, that a quantile is taken over."""
 GUARD_QUANTILE = 0.95
+DRIFT_STEP = 1 / 32
+"""In which all cells are raised together: fine enough, and no reason for new tables all the time."""
 
 
 class Guard(Protocol):
@@ -90,49 +94,78 @@ class QuantileGuard:
 class WorstCaseGuard:
     """`worst_case`: MuxWise's guard. The largest slowdown of the cell, from a profile and raised since.
 
-    A factor never shrinks. It is raised to what was exceeded twice, so that one freak (a process that was
-    suspended) is not kept for ever. Steps without a prefill beside them are taken as predicted.
+    A cell never shrinks. It is raised to what was exceeded twice, so that one freak (a process that was
+    suspended) is not kept for ever. There are thousands of cells, and a device that is slower than its
+    profile is slower in all of them: so the profile's factors of a number of units are raised together, too,
+    while more than a few of the recent steps exceed them. Steps without a prefill beside them say nothing.
     """
 
     def __init__(self, table: Contention) -> None:
         self._table = table
-        self._factors = bytearray(table.factors)
+        self._raised: dict[int, int] = {}
+        """By place in the table: steps of FACTOR_STEP above 1."""
         self._seen: dict[int, float] = {}
-        """By place in the table: the largest ratio above the factor, which waits for a second one."""
-        self._raised = 0
+        """By place: the largest ratio above the factor, which waits for a second one."""
+        self._drift = Windows(table.units)
+        """Measured over what the profile says of the cell."""
 
     def learn(self, item: ItemMeasured, ratio: float) -> None:
         table = self._table
-        if item.beside is None or item.units >= table.units_total:
+        if item.beside is None or item.units not in table.units:
             return
-        cell = table.cell(item.rows, item.context_tokens, item.beside)
-        place = table.index(item.units, cell)
-        if ratio <= 1.0 + self._factors[place] * FACTOR_STEP:
+        place = table.index(item.units, table.cell(item.rows, item.context_tokens, item.beside))
+        profiled = table.factors[place]
+        self._drift.add(item.units, ratio / _factor(profiled))
+        if ratio <= _factor(self._raised.get(place, profiled)):
             return
         before = self._seen.get(place)
         self._seen[place] = ratio if before is None else max(before, ratio)
         if before is not None:
-            self._raise(place, min(before, ratio))
-
-    def _raise(self, place: int, ratio: float) -> None:
-        steps = -(-(min(ratio, FACTOR_MAX) - 1.0) // FACTOR_STEP)
-        raised = max(self._factors[place], min(255, int(steps)))
-        self._raised += raised > self._factors[place]
-        self._factors[place] = raised
+            self._raised[place] = max(self._raised.get(place, profiled), _steps(min(before, ratio)))
 
     def tick(self) -> None:
-        pass
+        self._drift.forget()
 
     def guarded(self, base: Estimates) -> Estimates:
-        table = msgspec.structs.replace(self._table, factors=bytes(self._factors))
-        return msgspec.structs.replace(base, contention=table)
+        table = self._table
+        factors = bytearray()
+        for number, units in enumerate(table.units):
+            own = table.factors[number * table.cells : (number + 1) * table.cells]
+            drift = self._drift_of(units)
+            factors += own.translate(_times(drift)) if drift else own
+        for place, steps in self._raised.items():
+            factors[place] = max(factors[place], steps)
+        return msgspec.structs.replace(
+            base, contention=msgspec.structs.replace(table, factors=bytes(factors))
+        )
+
+    def _drift_of(self, units: int) -> int:
+        """In steps of DRIFT_STEP above 1, by how much nearly all recent steps exceeded the profile."""
+        drift = self._drift.quantile(units, GUARD_QUANTILE)
+        return max(0, math.ceil((drift - 1.0) / DRIFT_STEP))
 
     def describe(self) -> dict[str, Any]:
+        drifts = {units: self._drift_of(units) for units in self._table.units}
         return {
-            "cells": len(self._factors),
-            "raised": self._raised,
-            "largest_factor": round(1.0 + max(self._factors) * FACTOR_STEP, 3),
+            "cells": len(self._table.factors),
+            "raised": len(self._raised),
+            "drift": {str(units): 1 + steps * DRIFT_STEP for units, steps in drifts.items() if steps},
         }
+
+
+def _factor(steps: int) -> float:
+    return 1.0 + steps * FACTOR_STEP
+
+
+def _steps(factor: float) -> int:
+    """As the table keeps it: not less, and bounded."""
+    return min(255, max(0, math.ceil((factor - 1.0) / FACTOR_STEP - 1e-9)))
+
+
+@cache
+def _times(drift: int) -> bytes:
+    """From the steps of a factor to those of it times a drift, for `bytes.translate`."""
+    return bytes(_steps(_factor(steps) * (1.0 + drift * DRIFT_STEP)) for steps in range(256))
 
 
 def _worst_case(base: Estimates) -> Guard | None:

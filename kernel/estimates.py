@@ -16,7 +16,6 @@ from muxk.kernel.work import PrefillShape
 
 FACTOR_STEP = 1 / 64
 """In which slowdowns are kept."""
-FACTOR_MAX = 1 + 255 * FACTOR_STEP
 
 
 class Ramp(msgspec.Struct, frozen=True):

@@ -55,6 +55,20 @@ def test_a_cell_is_raised_by_what_was_exceeded_twice_and_never_lowered() -> None
     assert guard.guarded(BASE) == raised
 
 
+def test_a_device_that_is_slower_than_its_profile_raises_all_cells_of_its_units_while_it_is() -> None:
+    guard = WorstCaseGuard(TABLE)
+    for _ in range(16):
+        guard.learn(step(ratio=1.35), 1.35)
+        guard.tick()
+    raised = guard.guarded(BASE).decode_ns(4, 4, 1000, LONG)
+    assert raised == pytest.approx(1.25e6 * 1.35 / 1.125, rel=0.05), "a cell that was never seen"
+    assert guard.guarded(BASE).decode_ns(12, 4, 1000, LONG) == 1.25e6, "other units"
+    for _ in range(200):
+        guard.tick()
+    assert guard.guarded(BASE).decode_ns(4, 4, 1000, LONG) == 1.25e6
+    assert guard.guarded(BASE).decode_ns(4, 4, 1000, SHORT) >= 1.35e6, "what was seen of a cell stays"
+
+
 def test_the_worst_case_takes_no_notice_of_steps_that_ran_alone_or_on_everything() -> None:
     guard = WorstCaseGuard(TABLE)
     for item in (step(beside=None), step(units=16, beside=LONG)):
