@@ -7,6 +7,7 @@ Ctrl-C: the parent is, and kills it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -60,7 +61,8 @@ class CellPool:
         self._store = store
         self._told = told
         self._workers = [_Worker() for _ in range(jobs)]
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        """Who can be asked; None, which stays there, when nobody is left."""
         for worker in self._workers:
             self._idle.put(worker)
         self._known: dict[Cell, Future[Outcome]] = {}
@@ -90,6 +92,9 @@ class CellPool:
             self._told(cell, kept)
             return kept
         worker = self._idle.get()
+        if worker is None:
+            self._idle.put(None)
+            raise Stopped("stopped")
         try:
             outcome = self._ask(worker, cell)
         finally:
@@ -112,9 +117,16 @@ class CellPool:
     def close(self) -> None:
         """Kill what runs; whoever waits is told."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
         for worker in self._workers:
             worker.kill()
+        for _ in self._workers:  # each comes back from the thread that asked it
+            ended = self._idle.get()
+            assert ended is not None
+            ended.end()
+        self._idle.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -133,8 +145,10 @@ class _Worker:
         self._said: IO[bytes] | None = None
 
     def start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self._let_go(self._process)
         if self._said is None:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process may write
         self._process = subprocess.Popen(
@@ -172,3 +186,17 @@ class _Worker:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+    def end(self) -> None:
+        """Let go of a process that was killed."""
+        if self._process is not None:
+            self._let_go(self._process)
+        if self._said is not None:
+            self._said.close()
+
+    def _let_go(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not written yet has no reader any more
+                    pipe.close()

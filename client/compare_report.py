@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Of the JSON's form."""
+REQUESTS_FEW = 100
 REASON_MAX = 200
 """Characters of a reason in a table."""
 
@@ -206,6 +207,12 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         else f"One seed: no interval. Found by bisection to {study.tolerance:.0%}, in runs of "
         f"{template.requests} requests."
     )
+    requests = template.requests or 0
+    if 0 < requests < REQUESTS_FEW:
+        yield (
+            f"runs of {requests} requests say little of a queue: the last one to come always waits, and is "
+            f"{1 / requests:.1%} of the 5 % that may, or more by its tokens. Give more --requests."
+        )
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
     if not all(found.exact for found in goodputs):
         yield "?: with some seed the search ended at one of its limits."
