@@ -35,12 +35,12 @@ PROMPTS = [np.random.default_rng(size).integers(0, 101, size).tolist() for size 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def cuda_runner(weights: Weights, pages: int = 200, chunk: int = 256) -> CudaModelRunner:
+def cuda_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> CudaModelRunner:
     device = torch.device("cpu")
-    decoder = load_decoder(weights, CudaOperators(TorchKernels(), torch.float32, device))
+    decoder = load_decoder(weights, CudaOperators(TorchKernels(), dtype, device))
     windows = distinct_windows([decoder.window(index) for index in range(decoder.config.layers)])
-    shape = AttentionShape(decoder.heads, windows, torch.float32, device, device_units=8)
-    return CudaModelRunner(decoder, TorchAttentionKind(shape), pages, chunk, rows_max=8)
+    shape = AttentionShape(decoder.heads, windows, dtype, device, device_units=8)
+    return CudaModelRunner(decoder, TorchAttentionKind(shape), pages=200, chunk_tokens_max=256, rows_max=8)
 
 
 class OneLane:
@@ -284,6 +284,20 @@ def test_drawn_tokens_and_reports_of_a_whole_run_are_those_of_the_cpu(weights: R
         assert (report.row, report.position, report.token) == (other.row, other.position, other.token)
         assert (report.rank, report.top_ids) == (other.rank, other.top_ids)
         assert report.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_keeps_log_probabilities_near_those_of_float32(dtype: torch.dtype) -> None:
+    weights = RandomWeights(tiny_config("qwen3", qkv_bias=True))
+    reports = []
+    for runner in (OneLane(cuda_runner(weights)), OneLane(cuda_runner(weights, dtype))):
+        driver = Driver(runner)
+        work = driver.prefill_work([driver.request(PROMPTS[3], 1)], prompt_logprobs=((0, 0),))
+        (output,) = run_chunks(runner, work, cuts=(1,))
+        reports.append(np.array([report.logprob for report in output.prompt_logprobs]))
+    assert len(reports[0]) == 89
+    assert np.abs(reports[1] - reports[0]).max() < 0.25
+    assert 0 < np.abs(reports[1] - reports[0]).mean() < 0.05
 
 
 def test_calls_of_torch_cuda_fit_its_signatures() -> None:
