@@ -10,7 +10,10 @@ from fnmatch import fnmatch
 from architecture_rules import FOLDERS, ROOT, product_sources
 
 NOT_IN_THE_BASE_INSTALL = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub")
-NEEDS_TORCH = ("kernel/devices/cpu", "kernel/devices/cuda", "actors/system", "models/", "profiles/")
+NEEDS_TORCH = (
+    *("kernel/devices/cpu", "kernel/devices/cuda", "models/", "profiles/"),
+    *("actors/system", "actors/cpu_cluster", "actors/cpu_identity", "actors/cuda_opening"),
+)
 
 IMPORT_WITHOUT = """
 import importlib, sys, traceback
