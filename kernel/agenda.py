@@ -141,7 +141,7 @@ class Agenda:
         """Time passes in which nothing happens, and all that is to come comes so much later."""
         assert not self._due, "the present moment is not over"
         self.now_ns += ns
-        self._heap = [(at_ns + ns, *rest) for at_ns, *rest in self._heap]
+        self._heap = [(at_ns + ns, tie, number, later) for at_ns, tie, number, later in self._heap]
 
     def cancel(self, sequence: int) -> None:
         """One that came, or was cancelled, is ignored."""

@@ -61,8 +61,8 @@ class TokenPool:
         self._lasts: Indices = np.full(pages, -1, dtype=np.int64)
         self._powers = _powers(POWERS_START)
         # The same memory, for access to single elements.
-        self._sum_of, self._last_of = memoryview(self._sums), memoryview(self._lasts)
-        self._power_of = memoryview(self._powers)
+        self._sum_of, self._last_of = self._sums.data, self._lasts.data
+        self._power_of = self._powers.data
         self._steps: dict[int, bytes] = {}
         self._end_every = end_every
 
@@ -164,7 +164,7 @@ class TokenPool:
     def _grow(self, positions: int) -> None:
         if positions > len(self._powers):
             self._powers = _powers(max(positions, 2 * len(self._powers)))
-            self._power_of = memoryview(self._powers)
+            self._power_of = self._powers.data
 
     def _sample(
         self, sampling: SamplingColumns, rows: list[int], sums: Hashes, lengths: Indices
