@@ -45,7 +45,12 @@ def attention_of(shape: AttentionShape) -> AttentionKind:
 
 
 def why_not_flashinfer(shape: AttentionShape, capability: tuple[int, int]) -> str | None:
-    """What keeps FlashInfer from attending for a model on a card, None where nothing does."""
+    """What keeps FlashInfer from attending for a model on a card, None where nothing does.
+
+    MUXK_FLASHINFER=0 in the environment does.
+    """
+    if os.environ.get("MUXK_FLASHINFER") == "0":
+        return "MUXK_FLASHINFER=0 is set"
     if importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed: pip install 'muxk[cuda]'"
     if shape.heads.dim not in FLASHINFER_DIMS:

@@ -32,13 +32,13 @@ TOLERANCE = 0.02
 LOGPROB_TOLERANCE = 0.25
 """In nats, of single tokens of a model in bfloat16 against float32."""
 LOGPROB_MEAN_TOLERANCE = 0.03
-SMALL = ModelConfig(
+SMALL = ModelConfig(  # heads of the size of the 8B's, so that one build of attention serves all stages
     architecture="llama",
     layers=4,
     hidden=512,
     heads=8,
     kv_heads=2,
-    head_dim=64,
+    head_dim=128,
     intermediate=1024,
     vocabulary=1003,
     rope_theta=10_000.0,
@@ -129,7 +129,7 @@ def _table(contexts: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int32]
 
 
 def _attention(rig: Rig, batch: Batch) -> dict[str, Any]:
-    heads = Heads(8, 2, 64, 1e-5)
+    heads = Heads(8, 2, 128, 1e-5)
     shape = AttentionShape(heads, (None,), rig.dtype, rig.device, rig.partitions.units)
     pages = int(batch.pages.max()) + 1
     kv = empty_kv_layer(pages, heads.kv, heads.dim, rig.dtype, rig.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import islice
@@ -11,11 +12,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import yaml
 from fake_cuda import INSTALLED, build, environment
 from muxk.profiles import gpu_check, gpu_check_operators
 from muxk.profiles.gpu import CoRunConstants, HostConstants, Partition
 from muxk.profiles.gpu_check import main
+from muxk.profiles.gpu_check_build import build as build_attention
 from muxk.profiles.gpu_check_constants import suggested
 from muxk.profiles.gpu_check_load import FULL_LOAD
 
@@ -67,6 +70,10 @@ def test_operators_parity_and_decode_run_without_a_card_and_say_so(tmp_path: Pat
     assert constants.startswith("# Of a dry run of gpu_check: no figure means anything.")
 
 
+def test_what_is_built_before_the_stages_attends() -> None:
+    assert build_attention(torch.device("cpu"), torch.float32) == "torch"
+
+
 def test_a_parity_that_is_off_is_not_within(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from muxk.models.cuda_kernels import TorchKernels
     from muxk.profiles import gpu_check_parity
@@ -115,26 +122,31 @@ def test_a_stage_that_fails_is_told_and_the_next_one_runs(
 
 
 def test_a_stage_whose_process_dies_or_hangs_leaves_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a card each stage is a process, since an error there sticks."""
+    monkeypatch.setenv("MUXK_FLASHINFER", "1")  # put back afterwards
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["--stages", "1", "--out", str(tmp_path)]) == 1
     assert report(tmp_path, 1)["failed"].startswith("its process ended with code 1")
 
+    assert "attention is Triton's: the build of FlashInfer's ended with 1" in capsys.readouterr().out
+    assert os.environ["MUXK_FLASHINFER"] == "0"
+
     def hangs(*arguments: object, **options: object) -> None:
-        raise subprocess.TimeoutExpired("gpu_check", 75)
+        raise subprocess.TimeoutExpired("gpu_check", 60)
 
     monkeypatch.setattr(subprocess, "run", hangs)
     assert main(["--stages", "1", "--out", str(tmp_path)]) == 1
-    assert report(tmp_path, 1)["failed"] == "it was ended after 75 s"
+    assert report(tmp_path, 1)["failed"] == "it was ended after 60 s"
 
 
 def test_an_unknown_stage_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--stages", "6"])
     assert "--stages '6': stages are 1, 2, 3, 4, 5" in capsys.readouterr().err
-    assert sum(gpu_check.BOXES_S.values()) < 600
+    later = sum(gpu_check.BOXES_S[stage] for stage in (2, 3, 4, 5))
+    assert max(gpu_check.BUILD_S, gpu_check.BOXES_S[1]) + later < 600
 
 
 def test_what_was_measured_becomes_constants_in_the_form_of_a_profile() -> None:
