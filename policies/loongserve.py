@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from muxk.kernel.placing import Action, Assign, GroupView, Grow, Move, PlaceAnswer, PlaceView, Shrink
 from muxk.kernel.view import RequestView
@@ -253,7 +254,7 @@ class _Planner:
                 continue
             room = len(group.devices) + len(self._free)
             pages = self._page_total * room - group.promised_pages
-            taken = self._accept(room, pages, lambda prompts, group=group: self._is_worth(prompts, group))
+            taken = self._accept(room, pages, partial(self._is_worth, group))
             if taken:
                 extra = tuple(self._free[: max(0, self._width - len(group.devices))])
                 self._free = self._free[len(extra) :]
@@ -266,7 +267,7 @@ class _Planner:
             group
         )
 
-    def _is_worth(self, prompts: Sequence[Prompt], group: GroupView) -> bool:
+    def _is_worth(self, group: GroupView, prompts: Sequence[Prompt]) -> bool:
         """Gain: time saved a prompt token. Cost: time added a token of the answers that pause."""
         width = min(self._width, len(group.devices) + len(self._free))
         gain = sum(self._left_ns(group) / one.tokens for one in prompts)
