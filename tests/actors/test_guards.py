@@ -11,9 +11,10 @@ from muxk.kernel.actor import Message
 from muxk.kernel.estimates import FACTOR_STEP, Contention, DecodeModel, Estimates, PrefillModel
 from muxk.kernel.messages import EstimatesChanged, ItemMeasured, PolicyChanged
 from muxk.kernel.policy import GUARDS as NAMES
-from muxk.kernel.policy import PolicyBook
+from muxk.kernel.policy import PolicyBook, guard_of
 from muxk.kernel.work import Phase, PrefillShape
-from muxk.policies.engine import compile_policy
+from muxk.policies.engine import compile_policy, load_policy
+from muxk.policies.problems import PolicyError
 
 TABLE = Contention((512, 2048), (0,), (8,), (4096,), (4, 12), 16, 2, bytes([8, 16, 8, 16]))
 BASE = Estimates(
@@ -116,9 +117,11 @@ def estimator_with(spec: str, base: Estimates) -> tuple[Estimator, _Context, Pol
     return actor, context, book
 
 
+HEAD = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: p}\n"
+
+
 def policy(spec: str) -> object:
-    head = "apiVersion: muxk/v1beta1\nkind: SchedulingPolicy\nmetadata: {name: p}\n"
-    return compile_policy(f"{head}spec: {{{spec}}}\n")
+    return compile_policy(f"{HEAD}spec: {{{spec}}}\n")
 
 
 WORST = "estimator: {guard: worst_case}"
@@ -148,3 +151,11 @@ def test_without_a_profile_the_worst_case_is_the_quantile_and_the_state_says_so(
     assert context.tables.decode_ns(4, 4, 1000, SHORT) == pytest.approx(1.5e6)
     assert actor.describe()["guard"]["name"] == "quantile"
     assert "needs a profile" in actor.describe()["guard"]["wanted"]
+
+
+def test_a_guard_that_does_not_exist_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(PolicyError, match="worst_case"):
+        policy("estimator: {guard: worst_cse}")
+    assert guard_of(load_policy("muxwise")) == "worst_case"
+    assert guard_of(compile_policy(f"{HEAD}spec: {{extends: muxwise}}\n")) == "worst_case", "inherited"
+    assert guard_of(compile_policy(f"{HEAD}spec: {{}}\n")) == "quantile"

@@ -13,7 +13,7 @@ from muxk.profiles.gpu import load_gpu
 from muxk.profiles.grid import QUICK
 from muxk.profiles.perturbation import WORST, perturbed
 
-SETTING = Setting("sim:a100", "llama-3.1-8b", "sharegpt", "20ms", 60)
+SETTING = Setting("sim:a100", "llama-3.1-8b", "sharegpt", "20ms", 50)
 RATE = 4.0
 """Requests a second that are met on the card that was measured."""
 
@@ -28,7 +28,7 @@ def test_the_slo_is_met_on_cards_that_are_off_at_a_little_less_load(estimates: E
     measured = run_at(SETTING, RATE, estimates, SETTING.device)
     assert measured.kept
     assert measured.stable
-    for seed in (2, WORST):
+    for seed in (WORST,):
         found = run_at(SETTING, LOAD * RATE, estimates, f"{SETTING.device},off={ASKED}%:{seed}")
         assert found.kept, found
         assert found.p99_tbt_ms != measured.p99_tbt_ms, "it is another card"
