@@ -20,7 +20,7 @@ from study_data import short_requests
 
 
 def cell_of(folder: Path, policy: str = "chunked") -> Cell:
-    return Cell(policy, (("budget", "512"),), workload=str(short_requests(folder)), requests=40, rate=20.0)
+    return Cell(policy, (("budget", "512"),), workload=str(short_requests(folder)), requests=12, rate=20.0)
 
 
 def without_seconds(outcome: Outcome) -> Outcome:
@@ -51,7 +51,7 @@ def test_a_run_that_fails_and_a_process_that_dies_are_told_in_their_place(
     with Lab(1) as lab:
         failed, went_well = lab.run([msgspec.structs.replace(good, policy="nothing"), good])
         assert "nothing" in failed.error
-        assert went_well.figures["completed"] == 40
+        assert went_well.figures["completed"] == 12
         with pytest.raises(CellFailed, match="nothing"):
             lab.goodput_of(msgspec.structs.replace(good, policy="nothing"), Goal.STRICT, around(1.0), [0])
     dies = "import sys; sys.stdin.readline(); print('out of memory', file=sys.stderr); sys.exit(7)"

@@ -108,13 +108,13 @@ def tune_command(*arguments: str) -> Any:
 
 def test_the_best_is_shown_with_its_interval_and_as_options(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    shared = ("chunked", "--param", "budget=16,4096", "--workload", str(short_requests(tmp_path)))
-    shared = (*shared, "--by", "p99-ttft", "--rate", "8", "--requests", "30", "--seeds", "2", "--jobs", "1")
+    shared = ("chunked", "--param", "budget=32,4096", "--workload", str(short_requests(tmp_path)))
+    shared = (*shared, "--by", "p99-ttft", "--rate", "14", "--requests", "25", "--seeds", "2", "--jobs", "1")
     done = tune_command(*shared, "--cache", str(tmp_path / "kept"), "--json", str(out))
     assert done.exit_code == 0, done.output
     assert "best: --set budget=4096" in done.output
     made = json.loads(out.read_bytes())["candidates"]
-    assert [one["settings"]["budget"] for one in made] == ["4096", "16"]
+    assert [one["settings"]["budget"] for one in made] == ["4096", "32"]
     assert made[0]["low"] < made[0]["value"] < made[0]["high"]
     assert (made[0]["keeps_up"], made[1]["keeps_up"]) == (True, False)
     assert "the queue grows" in done.output
