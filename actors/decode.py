@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
+from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_steps import Steps
-from muxk.actors.group_messages import MigrateRequest, MoveDecode, RequestsJoined, ResumeDecode
+from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
 from muxk.actors.messages import (
     AbortRequest,
     EmittedRow,
@@ -26,7 +27,6 @@ from muxk.actors.messages import (
     JoinDecode,
     PagesGrown,
     ReleasePages,
-    Request,
     RequestAborted,
     RequestFailed,
     ReservedRequest,
@@ -34,7 +34,7 @@ from muxk.actors.messages import (
     TokensEmitted,
 )
 from muxk.actors.refs import DecodeInbox, Refs
-from muxk.actors.request_views import classified, request_view, up_to_date
+from muxk.actors.request_views import classified, up_to_date
 from muxk.kernel.actor import Actor
 from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
@@ -50,13 +50,10 @@ from muxk.kernel.messages import (
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.view import RequestView
 from muxk.kernel.work import RowLogprobs, int32_array, int32_bytes
 
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
-GROW_AHEAD_TOKENS = 8
-"""A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
 
 
 @dataclass
@@ -119,7 +116,7 @@ class Decode(Actor):
             self._leave_for(row, target)
 
     def _leave_for(self, row: Row, group: int) -> None:
-        keep = self.state.decider.retain(self._view(row)).keep
+        keep = self.state.decider.retain(view_of(row)).keep
         row.ending = Ending(keep=keep, recompute=False, to_group=group)
 
     def on_move_decode(self, message: MoveDecode) -> None:
@@ -221,18 +218,9 @@ class Decode(Actor):
     ) -> EmittedRow:
         """Note a new token and see whether it ends the request."""
         self.state.tokens += 1
-        params = row.request.params
-        stop_token: int | None = None
-        reason: str | None = None
-        if len(row.generated) > params.min_tokens or not params.min_tokens:
-            if token in params.stop_token_ids:
-                reason, stop_token = "stop", token
-            elif token in self._end_ids and not params.ignore_eos:
-                reason = "stop"
-        if reason is None and len(row.generated) >= params.max_tokens:
-            reason = "length"
+        reason, stop_token = finish_of(row, token, self._end_ids)
         if reason is not None:
-            keep = self.state.decider.retain(self._view(row)).keep
+            keep = self.state.decider.retain(view_of(row)).keep
             row.ending = Ending(keep=keep, recompute=False)
         return EmittedRow(
             row.request.request_id,
@@ -292,22 +280,14 @@ class Decode(Actor):
         self.state.batch.remove(row)
         request = row.request
         if ending.to_group is not None:
-            self._hand_over(row, ending.to_group, ending.keep)
+            assert self._refs.migration is not None
+            moved = to_move(self.state.batch, row, self._refs.group, ending.to_group, ending.keep)
+            self.send(self._refs.migration, moved)
             return
         written = request.prompt + int32_bytes(row.generated[:-1])
         kept = written if ending.keep or ending.recompute else b""
-        again = _again(row) if ending.recompute else None
+        again = to_compute_again(row) if ending.recompute else None
         self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept, again))
-
-    def _hand_over(self, row: Row, group: int, keep: bool) -> None:
-        """To migration, with the pages."""
-        request = msgspec.structs.replace(
-            row.request, generated=int32_bytes(row.generated[:-1]), decode_group=group
-        )
-        reserved = ReservedRequest(request, self.state.batch.pages_of(row), row.reused_tokens)
-        moved = MigrateRequest(self._refs.group, group, reserved, row.generated[-1], keep)
-        assert self._refs.migration is not None
-        self.send(self._refs.migration, moved)
 
     # --- pages ---
 
@@ -315,18 +295,13 @@ class Decode(Actor):
         wanted = [
             row
             for row in self.state.batch.rows.values()
-            if row.ending is None and not row.growing and self._needs_page(row)
+            if row.ending is None and not row.growing and row.needs_page
         ]
         for row in wanted:
             row.growing = True
         if wanted:
             ids = tuple(row.request.request_id for row in wanted)
             self.send(self._refs.kv_pool, GrowPages(ids))
-
-    def _needs_page(self, row: Row) -> bool:
-        if row.slots_left >= GROW_AHEAD_TOKENS:
-            return False
-        return row.capacity < row.request.prompt_tokens + row.request.params.max_tokens - 1
 
     def on_pages_grown(self, message: PagesGrown) -> None:
         rows = self.state.batch.rows
@@ -355,14 +330,10 @@ class Decode(Actor):
         leaving = any(row.ending is not None for row in self.state.batch.rows.values())
         if leaving or not rows:
             return
-        answer = self.state.decider.victim([self._view(row) for row in rows], self.now_ns())
+        answer = self.state.decider.victim([view_of(row) for row in rows], self.now_ns())
         rows[answer.index].ending = Ending(keep=True, recompute=True, rule=answer.rule)
         self.state.recomputes += 1
         self._settle()
-
-    def _view(self, row: Row) -> RequestView:
-        view = request_view(row.request)
-        return msgspec.structs.replace(view, generated_tokens=len(row.generated), pages=row.pages)
 
     # --- ends from outside ---
 
@@ -376,7 +347,7 @@ class Decode(Actor):
         if row.ending is not None and not row.ending.goes_elsewhere:
             self.state.late_events += 1
             return
-        row.ending = Ending(keep=self.state.decider.retain(self._view(row)).keep, recompute=False)
+        row.ending = Ending(keep=self.state.decider.retain(view_of(row)).keep, recompute=False)
         self._settle()
 
     def on_abort_request(self, message: AbortRequest) -> None:
@@ -425,10 +396,3 @@ class Decode(Actor):
             "late_events": state.late_events,
             "rules": dict(sorted(state.decider.counts.items())),
         }
-
-
-def _again(row: Row) -> Request:
-    """The request with all that was generated, to be computed again."""
-    request = row.request
-    generated = int32_bytes(row.generated)
-    return msgspec.structs.replace(request, generated=generated, recomputes=request.recomputes + 1)

@@ -18,6 +18,8 @@ from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
 
+GROW_AHEAD_TOKENS = 8
+"""A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
 SAMPLING_DTYPE = np.dtype(
     [
         ("temperature", "<f4"),
@@ -69,6 +71,12 @@ class Row:
     def fits(self) -> bool:
         """The next step has a slot to write to."""
         return self.slots_left > 0
+
+    @property
+    def needs_page(self) -> bool:
+        """It will soon be without a free slot, and is not near its end."""
+        last = self.request.prompt_tokens + self.request.params.max_tokens - 1
+        return self.capacity < last and self.capacity - self.next_position < GROW_AHEAD_TOKENS
 
     @property
     def goes_on(self) -> bool:

@@ -86,8 +86,7 @@ class Gateway(Actor):
         notice: Notice = _tell_nobody,
         groups: tuple[Refs, ...] = (),
     ) -> None:
-        """`notice` tells whoever started the server of policy files that were read again; `groups` are those
-        of several devices."""
+        """`notice` tells of policy files that were read again; `groups` are those of several devices."""
         everybody = Everybody(refs.tokenizer, groups or (refs,))
         self._refs = refs
         self._options = options

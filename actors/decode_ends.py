@@ -1,0 +1,54 @@
+"""How a row of the running batch ends, and what becomes of its request then."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from muxk.actors.decode_batch import DecodeBatch, Row
+from muxk.actors.group_messages import MigrateRequest
+from muxk.actors.messages import Request, ReservedRequest
+from muxk.actors.request_views import request_view
+from muxk.kernel.view import RequestView
+from muxk.kernel.work import int32_bytes
+
+
+class Finish(NamedTuple):
+    """What a new token means for its request."""
+
+    reason: str | None
+    """`stop`, `length`, or None while it goes on."""
+    stop_token: int | None
+    """The member of `stop_token_ids` that ended it, if one did."""
+
+
+def finish_of(row: Row, token: int, end_ids: frozenset[int]) -> Finish:
+    """Whether the token that was appended last ends the row."""
+    params = row.request.params
+    if len(row.generated) > params.min_tokens or not params.min_tokens:
+        if token in params.stop_token_ids:
+            return Finish("stop", token)
+        if token in end_ids and not params.ignore_eos:
+            return Finish("stop", None)
+    return Finish("length" if len(row.generated) >= params.max_tokens else None, None)
+
+
+def view_of(row: Row) -> RequestView:
+    """As the policy sees it."""
+    view = request_view(row.request)
+    return msgspec.structs.replace(view, generated_tokens=len(row.generated), pages=row.pages)
+
+
+def to_compute_again(row: Row) -> Request:
+    """The request with all that was generated."""
+    request = row.request
+    generated = int32_bytes(row.generated)
+    return msgspec.structs.replace(request, generated=generated, recomputes=request.recomputes + 1)
+
+
+def to_move(batch: DecodeBatch, row: Row, source: int, target: int, keep: bool) -> MigrateRequest:
+    """The request with its pages, as another group goes on with it."""
+    written = int32_bytes(row.generated[:-1])
+    request = msgspec.structs.replace(row.request, generated=written, decode_group=target)
+    reserved = ReservedRequest(request, batch.pages_of(row), row.reused_tokens)
+    return MigrateRequest(source, target, reserved, row.generated[-1], keep)
