@@ -51,6 +51,7 @@ def test_the_first_stage_reads_the_driver_and_gives_back_every_byte(tmp_path: Pa
     assert found["sm_ids"] == "needs a card"
 
 
+@pytest.mark.slow
 def test_operators_parity_and_decode_run_without_a_card_and_say_so(tmp_path: Path) -> None:
     assert main(["--dry-run", "--stages", "2,3,4", "--out", str(tmp_path)]) == 0
     operators, parity, decode = (report(tmp_path, stage) for stage in (2, 3, 4))
@@ -92,6 +93,7 @@ def test_a_parity_that_is_off_is_not_within(monkeypatch: pytest.MonkeyPatch, tmp
     assert found["all_within"] is False
 
 
+@pytest.mark.slow
 def test_a_server_in_a_process_of_its_own_is_loaded_under_policies_and_simulated_beside(
     tmp_path: Path,
 ) -> None:
