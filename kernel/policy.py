@@ -23,7 +23,6 @@ from muxk.kernel.view import (
     View,
 )
 
-
 GUARDS = ("quantile", "worst_case")
 """Guards of decode estimates that a policy can choose: `muxk.actors.guards` has them."""
 DEFAULT_GUARD = GUARDS[0]
