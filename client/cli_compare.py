@@ -19,79 +19,69 @@ REQUESTS_DEFAULT = 200
 SEEDS_DEFAULT = 3
 
 
+Policies = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="POLICY[:KEY=VALUE,...][@DEVICE]...",
+        help="Policies by name or file, each with settings and a device of its own if it has some: "
+        "chunked:budget=512, splitwise@sim:h200,devices=2.",
+    ),
+]
+Workloads = Annotated[list[str], typer.Option("--workload", metavar="NAME|FILE", help=options.WORKLOAD_HELP)]
+Rates = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--rate",
+        metavar="R",
+        help="Requests a second at which figures are taken; may be repeated. Default: 30, 60 and 100 % of "
+        "what the first policy can take.",
+    ),
+]
+Goals = Annotated[list[Goal], typer.Option("--goal", help="Which goodput to search for; may be repeated.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a report: one page that needs no network.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write every figure of every run at a rate.")
+]
+
+
 def compare(
-    policies: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="POLICY[:KEY=VALUE,...][@DEVICE]...",
-            help="Policies by name or file, each with settings and a device of its own if it has some: "
-            "chunked:budget=512, splitwise@sim:h200,devices=2.",
-        ),
-    ],
+    policies: Policies,
     settings: Settings = None,
-    workloads: Annotated[
-        list[str], typer.Option("--workload", metavar="NAME|FILE", help=options.WORKLOAD_HELP)
-    ] = ["sharegpt"],  # noqa: B006 - Typer reads it and changes nothing
-    rates: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--rate",
-            metavar="R",
-            help="Requests a second at which figures are taken; may be repeated. Default: 30, 60 and 100 % "
-            "of what the first policy can take.",
-        ),
-    ] = None,
-    goals: Annotated[
-        list[Goal], typer.Option("--goal", help="Which goodput to search for; may be repeated.")
-    ] = [Goal.STRICT, Goal.JOINT],  # noqa: B006
+    workloads: Workloads = ["sharegpt"],  # noqa: B006 - Typer reads it and changes nothing
+    rates: Rates = None,
+    goals: Goals = [Goal.STRICT, Goal.JOINT],  # noqa: B006
     device: options.Device = "sim:h200",
     model: options.Model = "qwen3-8b",
     seeds: options.Seeds = SEEDS_DEFAULT,
     requests: options.Requests = REQUESTS_DEFAULT,
     tbt: options.Tbt = None,
     ttft: options.Ttft = options.TTFT_DEFAULT,
-    tolerance: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Relative width to which a goodput is searched.")
-    ] = 0.03,
-    turns: Annotated[
-        Turns, typer.Option(help="When later turns of a conversation come, see `muxk sim`.")
-    ] = Turns.OPEN,
+    tolerance: options.Tolerance = 0.03,
+    turns: options.TurnsOption = Turns.OPEN,
     kv_tokens: options.KvTokens = None,
     jobs: options.Jobs = None,
     cache: options.Cache = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report: one page that needs no network.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every figure of every run at a rate.")
-    ] = None,
+    html: Html = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Compare policies on simulated GPUs: goodput by bisection, and what each does at given rates.
 
     All get the same requests. Nothing depends on --jobs. What fails is reported in its place; the exit code
     is 1 only when everything failed.
     """
-    from muxk.client.cells import Cell
+    from msgspec.structs import replace
     from muxk.client.compare import Study
     from muxk.client.compare import compare as run
 
     options.check_files(("--html", html), ("--json", json_file))
-    slo = options.ttft_slo(ttft)
-    template = Cell(
-        policies[0],
-        model=model,
-        requests=requests,
-        tbt_ms=options.tbt_ms(tbt),
-        ttft_ms=max(slo.base_ns, 1) / 1e6,
-        ttft_ms_per_prompt_token=slo.per_token_ns / 1e6,
-        turns=turns,
-        kv_tokens=kv_tokens,
-    )
+    shared = options.template(policies[0], model, requests, tbt, ttft)
     study = Study(
         tuple(_contenders(policies, device, parse_settings(settings))),
         tuple(dict.fromkeys(workloads)),
         tuple(dict.fromkeys(rates or ())),
-        template,
+        replace(shared, turns=turns, kv_tokens=kv_tokens),
         tuple(range(seeds)),
         tuple(dict.fromkeys(goals)),
         tolerance,

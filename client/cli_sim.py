@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import FAILED, USAGE, ProfileFile, Settings, die, parse_settings
-from muxk.client.study_options import Tbt, tbt_ms, ttft_slo
+from muxk.client.study_options import Device, KvTokens, Model, Tbt, TurnsOption, tbt_ms, ttft_slo
+from muxk.client.study_options import Workload as WorkloadOption
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
@@ -27,72 +28,59 @@ OUTPUT_DEFAULT = 200_000
 """Tokens, so that a run of a workload with long answers ends within a minute as well."""
 
 
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R", help="Requests a second. Default: 1; of a trace with times, as it was recorded."
+    ),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help=f"Requests in all. Default: {REQUESTS_DEFAULT}, or fewer that ask for {OUTPUT_DEFAULT:,} "
+        "tokens of output together.",
+    ),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Send what arrives within so many seconds, in place of --requests."),
+]
+OwnTtft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="The TTFT SLO of the joint objective, as 1s + 1ms/token. Default: the policy's.",
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write everything, with the keys of vllm bench serve."),
+]
+RecordFile = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="FILE", help="Keep the decisions for `muxk explain --record`."),
+]
+
+
 def sim(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's file, or the name of one.")],
     settings: Settings = None,
-    device: Annotated[
-        str,
-        typer.Option(metavar="sim:GPU[,tp=N]", help="sim:a100, sim:h100 or sim:h200, on its own or several."),
-    ] = "sim:h200",
-    model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A model by name, or the config.json of any other.")
-    ] = "qwen3-8b",
-    workload: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="sharegpt, loogle, openthoughts, conversation, toolagent, some of them joined by +, or a "
-            "trace: Mooncake, Azure or BurstGPT, or pairs of lengths.",
-        ),
-    ] = "conversation",
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", help="Requests a second. Default: 1; of a trace with times, as it was recorded."
-        ),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help=f"Requests in all. Default: {REQUESTS_DEFAULT}, or fewer that ask for {OUTPUT_DEFAULT:,} "
-            "tokens of output together.",
-        ),
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Send what arrives within so many seconds, in place of --requests."),
-    ] = None,
-    turns: Annotated[
-        Turns,
-        typer.Option(
-            help="When later turns of a conversation come: open, at times made ahead; closed, a think time "
-            "after the answer before."
-        ),
-    ] = Turns.OPEN,
+    device: Device = "sim:h200",
+    model: Model = "qwen3-8b",
+    workload: WorkloadOption = "conversation",
+    rate: Rate = None,
+    requests: Requests = None,
+    duration: Duration = None,
+    turns: TurnsOption = Turns.OPEN,
     tbt: Tbt = None,
-    ttft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="The TTFT SLO of the joint objective, as 1s + 1ms/token. Default: the policy's.",
-        ),
-    ] = None,
+    ttft: OwnTtft = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload and of the noise of the device.")] = 0,
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens in the KV pool, if less than what fits. Default: what fits."),
-    ] = None,
+    kv_tokens: KvTokens = None,
     profile: ProfileFile = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write everything, with the keys of vllm bench serve."),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="FILE", help="Keep the decisions for `muxk explain --record`."),
-    ] = None,
+    json_file: JsonFile = None,
+    record: RecordFile = None,
 ) -> None:
     """Try a policy on a GPU that you do not have: what it serves, how fast, and whether it keeps its SLOs.
 

@@ -20,72 +20,66 @@ REQUESTS_DEFAULT = 200
 SEEDS_DEFAULT = 3
 
 
+Params = Annotated[
+    list[str],
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUES",
+        help="Values to try: budget=128,256,512, budget=64..1024*2 or decode_share=10%..90%+20%. May be "
+        "repeated: all combinations.",
+    ),
+]
+Best = Annotated[By, typer.Option(help="What is best: the highest goodput, or the lowest P99 at --rate.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R", help="Requests a second for a P99; where a search for a goodput starts, if given."
+    ),
+]
+Halving = Annotated[
+    bool, typer.Option("--halving", help="All in short runs first, the better third in longer ones.")
+]
+Write = Annotated[
+    bool, typer.Option("--write", help="Print nothing but the best as options for `muxk run` and others.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON.")]
+
+
 def tune(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's file, or the name of one.")],
-    params: Annotated[
-        list[str],
-        typer.Option(
-            "--param",
-            metavar="NAME=VALUES",
-            help="Values to try: budget=128,256,512, budget=64..1024*2 or decode_share=10%..90%+20%. May be "
-            "repeated: all combinations.",
-        ),
-    ],
+    params: Params,
     settings: Settings = None,
-    workload: Annotated[str, typer.Option(metavar="NAME|FILE", help=options.WORKLOAD_HELP)] = "sharegpt",
-    by: Annotated[
-        By, typer.Option(help="What is best: the highest goodput, or the lowest P99 at --rate.")
-    ] = By.STRICT,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", help="Requests a second for a P99; where a search for a goodput starts, if given."
-        ),
-    ] = None,
-    halving: Annotated[
-        bool, typer.Option("--halving", help="All in short runs first, the better third in longer ones.")
-    ] = False,
+    workload: options.Workload = "sharegpt",
+    by: Best = By.STRICT,
+    rate: Rate = None,
+    halving: Halving = False,
     device: options.Device = "sim:h200",
     model: options.Model = "qwen3-8b",
     seeds: options.Seeds = SEEDS_DEFAULT,
     requests: options.Requests = REQUESTS_DEFAULT,
     tbt: options.Tbt = None,
     ttft: options.Ttft = options.TTFT_DEFAULT,
-    tolerance: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Relative width to which a goodput is searched.")
-    ] = 0.03,
-    turns: Annotated[
-        Turns, typer.Option(help="When later turns of a conversation come, see `muxk sim`.")
-    ] = Turns.OPEN,
+    tolerance: options.Tolerance = 0.03,
+    turns: options.TurnsOption = Turns.OPEN,
     kv_tokens: options.KvTokens = None,
     jobs: options.Jobs = None,
     cache: options.Cache = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Print nothing but the best as options for `muxk run` and others.")
-    ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON.")
-    ] = None,
+    write: Write = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Find the best params of a policy: the chunk budget of chunked, the split of static_split."""
-    from muxk.client.cells import Cell
+    from msgspec.structs import replace
     from muxk.client.tune import Tuning
     from muxk.client.tune import tune as run
 
     options.check_files(("--json", json_file))
     if rate is None and not by.is_goodput:
         die(f"--by {by.value} needs --rate: say how many requests come a second", USAGE)
-    slo = options.ttft_slo(ttft)
-    cell = Cell(
-        policy,
-        tuple(parse_settings(settings).items()),
-        device,
-        model,
-        workload,
-        requests=requests,
-        tbt_ms=options.tbt_ms(tbt),
-        ttft_ms=max(slo.base_ns, 1) / 1e6,
-        ttft_ms_per_prompt_token=slo.per_token_ns / 1e6,
+    cell = replace(
+        options.template(policy, model, requests, tbt, ttft),
+        settings=tuple(parse_settings(settings).items()),
+        device=device,
+        workload=workload,
         turns=turns,
         kv_tokens=kv_tokens,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the JSON's form."""
 REQUESTS_FEW = 100
+SECONDS_FEW = 30
+"""Of traffic: in less a server that falls behind by a few per cent is not seen to."""
 REASON_MAX = 200
 """Characters of a reason in a table."""
 
@@ -214,6 +217,12 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
             f"{1 / requests:.1%} of the 5 % that may, or more by its tokens. Give more --requests."
         )
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
+    fastest = max((found.rate for found in goodputs), default=0.0)
+    if fastest and requests and requests / fastest < SECONDS_FEW:
+        yield (
+            f"At {fastest:.3g}/s {requests} requests are {requests / fastest:.1f} s of traffic: a queue that "
+            f"grows slowly is not seen to. --requests {ceil(SECONDS_FEW * fastest)} would be {SECONDS_FEW} s."
+        )
     if not all(found.exact for found in goodputs):
         yield "?: with some seed the search ended at one of its limits."
     if not all(found.monotone for found in goodputs):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import USAGE, die
+from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
     from muxk.client.cells import Cell, Outcome
@@ -66,6 +67,35 @@ Cache = Annotated[
     ),
 ]
 TTFT_DEFAULT = "1s + 1ms/token"
+
+
+Workload = Annotated[str, typer.Option(metavar="NAME|FILE", help=WORKLOAD_HELP)]
+Tolerance = Annotated[
+    float, typer.Option(min=0.001, max=0.5, help="Relative width to which a goodput is searched.")
+]
+TurnsOption = Annotated[
+    Turns,
+    typer.Option(
+        "--turns",
+        help="When later turns of a conversation come: open, at times made ahead; closed, a think time after "
+        "the answer before.",
+    ),
+]
+
+
+def template(policy: str, model: str, requests: int, tbt: str | None, ttft: str) -> Cell:
+    """What all cells of a study share; ends the command for an SLO that is none."""
+    from muxk.client.cells import Cell
+
+    slo = ttft_slo(ttft)
+    return Cell(
+        policy,
+        model=model,
+        requests=requests,
+        tbt_ms=tbt_ms(tbt),
+        ttft_ms=max(slo.base_ns, 1) / 1e6,
+        ttft_ms_per_prompt_token=slo.per_token_ns / 1e6,
+    )
 
 
 def tbt_ms(text: str | None) -> float | None:
