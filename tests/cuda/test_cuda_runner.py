@@ -22,6 +22,7 @@ from model_driver import (
 from muxk.kernel.cuda_runner import CudaRunner
 from muxk.kernel.work import DecodeWork, Phase, PrefillWork, ProbeWork, RowExtras, StepOutput, int32_bytes
 from muxk.models.carried import CarriedTokensMissingError
+from muxk.models.cuda_carried import CarriedOnDevice
 from muxk.models.cuda_kernels import AttentionShape, TorchAttentionKind, TorchKernels, distinct_windows
 from muxk.models.cuda_layers import CudaOperators
 from muxk.models.cuda_runner import CudaModelRunner
@@ -151,6 +152,25 @@ def test_a_step_that_wants_tokens_of_a_step_that_is_gone_fails_before_anything_i
     runner.cuda.reset()
     with pytest.raises(CarriedTokensMissingError):
         runner.decode(second)
+
+
+def test_the_tokens_of_the_last_two_steps_are_kept_apart() -> None:
+    carried = CarriedOnDevice(rows_max=2, device=torch.device("cpu"))
+    driver = Driver(tiny_runner(RandomWeights(tiny_config())))
+    requests = [Generation([1, 2], [row + 1], [5]) for row in range(3)]
+    for step in range(1, 6):
+        carried.keep(step, torch.tensor([step, 10 * step, 100 * step], dtype=torch.int32))
+        for before in (step - 1, step)[step == 1 :]:
+            work = msgspec.structs.replace(
+                driver.decode_work(requests, ahead=1),
+                after_step=before,
+                carried_rows=int32_bytes([0, 2]),
+                carried_from=int32_bytes([2, 1]),
+            )
+            tokens = torch.tensor([7, 8, 9], dtype=torch.int32)
+            carried.check(work)
+            carried.fill(work, tokens)
+            assert tokens.tolist() == [100 * before, 8, 10 * before]
 
 
 def test_a_fused_step_gives_what_its_step_and_its_chunk_give_alone(

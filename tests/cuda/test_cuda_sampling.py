@@ -70,9 +70,11 @@ def on_device(
 def test_rows_that_differ_in_everything_get_the_tokens_and_reports_of_the_host(seed: int) -> None:
     sampling, positions = mixed(seed, rows=13)
     logits = logits_of(13, seed)
-    wanted, reports = sample_reported(logits.clone(), sampling_of(sampling), positions)
+    changed = logits.clone()
+    wanted, reports = sample_reported(changed, sampling_of(sampling), positions)
     found = on_device(logits, sampling, positions, torch.zeros(13, dtype=torch.int32), NONE)
     assert found == (wanted.tolist(), reports)
+    assert torch.equal(logits, changed), "bias, penalties and bans, to the last bit"
 
 
 def test_a_batch_of_greedy_rows_takes_the_first_of_the_largest() -> None:
