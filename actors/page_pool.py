@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
+import numpy as np
 from muxk.kernel.work import PAGE_SIZE
 
 PAGE_BYTES = PAGE_SIZE * 4
@@ -106,7 +107,7 @@ class PagePool:
         """Give out no page of this range any more, one of those that were added."""
         self._ranges.remove(pages)
         self.total -= len(pages)
-        self._free = deque(page for page in self._free if page not in pages)
+        self._free = _without(self._free, pages) if self._ranges else deque()
         for page in [page for page in self._cached if page in pages]:
             del self._cached[page]
             self._unindex(page)
@@ -116,7 +117,7 @@ class PagePool:
 
     def left(self) -> list[range]:
         """Ranges that were given back and of which no page is in use any more; each is told once."""
-        gone = [pages for pages in self._leaving if not any(self._references[page] for page in pages)]
+        gone = [pages for pages in self._leaving if not any(self._references[pages.start : pages.stop])]
         self._leaving = [pages for pages in self._leaving if pages not in gone]
         return gone
 
@@ -289,6 +290,13 @@ class PagePool:
             self._cached[page] = None
         elif not self._is_leaving(page):
             self._free.append(page)
+
+
+def _without(free: deque[int], pages: range) -> deque[int]:
+    """The order stays. A pool has tens of thousands of pages: numpy looks through them."""
+    found = np.fromiter(free, np.int64, len(free))
+    kept: list[int] = found[(found < pages.start) | (found >= pages.stop)].tolist()
+    return deque(kept)
 
 
 def _meet(first: range, second: range) -> bool:
