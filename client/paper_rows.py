@@ -5,6 +5,7 @@ Nothing here, and no constant of a simulated card, was fitted to these figures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +13,7 @@ from muxk.client.cells import Cell
 
 GPUS = 8
 CARD = "sim:a100"
-BUDGETS = (128, 256, 512, 1024, 2048)
+BUDGETS = (256, 512, 1024, 2048)
 """Token budgets that chunked prefill is tuned over, for each model and workload."""
 STATIC = (("borrow", "false"),)
 """Static disaggregation of the paper (SGLang-PD): one instance for prefill, one for decode."""
@@ -46,9 +47,9 @@ class Setting:
 
 
 LLAMA_8B, LLAMA_70B = "llama-3.1-8b", "llama-3.1-70b"
-AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0)
-AGENT_70B = Setting(LLAMA_70B, "toolagent", 100.0, start=2.0)
-SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=600, start=16.0)
+AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=480, start=8.0)
+AGENT_70B = Setting(LLAMA_70B, "toolagent", 100.0, requests=240, start=2.0)
+SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=800, start=16.0)
 LOOGLE_70B = Setting(LLAMA_70B, "loogle", 100.0, requests=150, start=0.5)
 THOUGHTS_70B = Setting(LLAMA_70B, "openthoughts", 100.0, requests=300, start=1.0)
 SHAREGPT_8B = Setting(LLAMA_8B, "sharegpt", 50.0, gpus=1, requests=600, start=8.0)
@@ -110,7 +111,7 @@ def device_of(system: System, setting: Setting, moved: str = "") -> str:
     return f"{CARD},tp={setting.gpus}{moved}"
 
 
-POLICIES = {
+POLICIES: Mapping[System, str] = {
     System.MUXWISE: "muxwise",
     System.CHUNKED: "chunked",
     System.LOONGSERVE: "loongserve",
