@@ -71,9 +71,8 @@ def teller() -> Callable[[Cell, Outcome], None]:
             say(f"{cell.policy} at {cell.rate}: {outcome.error}")
         if now - told[0] > TOLD_EVERY_S:
             told[0] = now
-            say(
-                f"{told[1]:.0f} runs in {now - began:.0f} s; last: {cell.policy}, {cell.workload}, {cell.rate:g}/s"
-            )
+            last = f"{cell.policy}, {cell.workload}, {cell.rate:g}/s"
+            say(f"{told[1]:.0f} runs in {now - began:.0f} s; last: {last}")
 
     return tell
 

@@ -19,7 +19,7 @@ from muxk.profiles.gpu import load_gpu
 from muxk.profiles.scaling import assumed_constants
 
 FACTORS = (0.7, 1.3)
-TUNING_TOLERANCE = 0.15
+TUNING_TOLERANCE = 0.25
 COARSE_TOLERANCE = 0.1
 """Of searches that only show where a figure moves."""
 NO_EFFECT = ("experts.",)
