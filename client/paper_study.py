@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muxk.client.cells import Cell, Goal, Outcome
-from muxk.client.experiments import CellFailed, Lab, Sought, around
-from muxk.client.goodput import Goodput
+from muxk.client.experiments import FACTOR, CellFailed, Lab, Sought
+from muxk.client.goodput import Goodput, Search
 from muxk.client.paper_rows import BUDGETS, FIGURES, Figure, Setting, System, cell_of, device_of
 from muxk.profiles.gpu import load_gpu
 from muxk.profiles.scaling import assumed_constants
@@ -73,13 +73,21 @@ class Study:
             Sought(
                 self._cell(system, setting, found),
                 Goal.STRICT,
-                around(setting.start, self.tolerance),
+                _search(self._start(setting, system, found), self.tolerance),
                 self.seeds,
             )
             for setting, system in wanted
         ]
         found.goodputs.update(zip(wanted, self.lab.goodputs(sought), strict=True))
         return found
+
+    def _start(self, setting: Setting, system: System, found: Found) -> float:
+        """Near where the answer may be: chunked prefill's sweep tells, for the others as well."""
+        sweep = found.sweeps.get(setting)
+        best = sweep[found.best_budget(setting)] if sweep else 0.0
+        if not best:
+            return setting.start
+        return best if system is System.CHUNKED else 1.4 * best
 
     def _systems(self, setting: Setting) -> list[System]:
         others = [figure.other for figure in FIGURES if figure.setting == setting]
@@ -93,7 +101,7 @@ class Study:
             Sought(
                 cell_of(System.CHUNKED, setting, budget),
                 Goal.STRICT,
-                around(setting.start, TUNING_TOLERANCE),
+                _search(setting.start, TUNING_TOLERANCE),
                 self.seeds[:1],
             )
             for setting, budget in pairs
@@ -147,7 +155,7 @@ class Study:
             cell = self._cell(system, setting, found, f",{constant}*{factor:g}")
             nominal = found.goodputs[setting, system]
             start = nominal.rate if isinstance(nominal, Goodput) and nominal.rate else setting.start
-            search = around(start, COARSE_TOLERANCE)
+            search = _search(start, COARSE_TOLERANCE)
             sought.append(Sought(cell, Goal.STRICT, search, self.seeds[:1]))
         goodputs = self.lab.goodputs(sought)
         return {
@@ -159,6 +167,11 @@ class Study:
     def outcomes(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Of single runs."""
         return self.lab.run(cells)
+
+
+def _search(start: float, tolerance: float) -> Search:
+    """Without looks further out: a study of hundreds of runs can not have them."""
+    return Search(start, start / FACTOR, start * FACTOR, tolerance, checks=())
 
 
 def _ratios(
