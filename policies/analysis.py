@@ -44,12 +44,13 @@ class _Analysis:
         self._report = report
         self._budget = Budget(MAX_STEPS)
         self._params = _bounds_of_params(source.spec.get("params"))
+        self._options = _unset_switches(source)
 
     def run(self) -> None:
         """Everything, in no order: the report sorts."""
         for name, point in self._points.items():
             rules = [self._checked(rule) for rule in point.written]
-            ranges = Ranges(self._context.vocabulary(name), self._params)
+            ranges = Ranges(self._context.vocabulary(name), self._params, options=self._options)
             skips_failing = point.on_error is OnError.NEXT
             RuleAnalysis(name, ranges, skips_failing, self._report, self._budget).check(rules)
             if name == "split":
@@ -177,6 +178,18 @@ def _bounds_of_params(node: Node | None) -> dict[str, Numbers]:
             known = known if high is None else Numbers(low=known.low, high=high)
             bounds[f"params.{entry.key.text}"] = known
     return bounds
+
+
+def _unset_switches(source: PolicySource) -> tuple[str, ...]:
+    """The params of type bool that have their default, as `params.name`."""
+    node = source.spec.get("params")
+    names = [
+        f"params.{entry.key.text}"
+        for entry in (node if isinstance(node, MappingNode) else ())
+        if _written(entry.value, "type") == "bool"
+        and _written(entry.value, "default") == str(source.constants[f"params.{entry.key.text}"].value).lower()
+    ]
+    return tuple(names)
 
 
 def _quantity(node: Node | None) -> float | None:

@@ -7,7 +7,7 @@ their quotient lies. What is not understood stays one value by its text, bounded
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from muxk.policies import closures
@@ -41,6 +41,8 @@ class Facts:
     """For two names, what the first is at most when divided by the second."""
     fixed: bool
     """Whether params and SLOs have the values in force; else any that they may have."""
+    options: Collection[str] = ()
+    """Params that may have any value nevertheless, as `params.name`."""
 
 
 def formula_of(term: Term, facts: Facts) -> Formula | None:
@@ -83,7 +85,14 @@ class _Reader:
 
     def _known(self, term: Term) -> bool:
         """Whether the constant of a term may be used: that of a literal, or of a param as it is set now."""
-        return term.constant is not None and (self._facts.fixed or term.form is Form.LITERAL)
+        if term.constant is None:
+            return False
+        return term.form is Form.LITERAL or (self._facts.fixed and not self._open(term))
+
+    def _open(self, term: Term) -> bool:
+        """Whether a term depends on a param that may have any value."""
+        is_option = term.form is Form.CONSTANT and term.text in self._facts.options
+        return is_option or any(self._open(part) for part in term.parts)
 
     def _comparison(self, term: Term) -> Formula:
         first, second = term.parts

@@ -6,7 +6,7 @@ and what can not be proved is not mentioned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muxk.policies.conditions import Facts, formula_of
@@ -87,10 +87,12 @@ class Ranges:
     params: Mapping[str, Numbers]
     """By `params.name`, from the least to the largest value that `--set` takes."""
     fixed: bool = False
+    options: Collection[str] = ()
+    """Params of type bool that nobody set: what they turn off is meant to be off."""
 
     def facts(self) -> Facts:
         """For `conditions.py`."""
-        return Facts(self._domain, _AT_MOST, self.fixed)
+        return Facts(self._domain, _AT_MOST, self.fixed, self.options)
 
     def _domain(self, term: Term) -> Domain:
         if term.type is Type.BOOL:
@@ -218,7 +220,7 @@ class RuleAnalysis:
         return tree.offset
 
     def _off(self, rule: CheckedRule) -> None:
-        """A note of a rule that does not match with the params in force."""
+        """A note of a rule that does not match with the params in force, unless a switch is off by default."""
         if rule.when is None or not rule.own:
             return
         when = formula_of(rule.when.tree, self._fixed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -338,6 +338,11 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
 
 
 def product_sources(prefixes: tuple[str, ...] = EVERYWHERE) -> list[Source]:
+    return [source for source in all_sources() if source.path.startswith(prefixes)]
+
+
+@cache
+def all_sources() -> tuple[Source, ...]:
+    """Every file once: parsing them takes far longer than any rule."""
     files = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
-    paths = [(p, p.relative_to(ROOT).as_posix()) for p in files]
-    return [Source(name, p.read_text("utf-8")) for p, name in paths if name.startswith(prefixes)]
+    return tuple(Source(p.relative_to(ROOT).as_posix(), p.read_text("utf-8")) for p in files)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from architecture_rules import (
     RULES,
     Rule,
     Source,
+    all_sources,
     folders_import_only_what_they_may,
     functions_and_files_are_short,
     no_clocks_and_no_chance,
@@ -18,6 +21,12 @@ from architecture_rules import (
     product_sources,
     torch_stays_in_models_and_devices,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> Iterator[None]:
+    yield
+    all_sources.cache_clear()  # The trees of all files are large, and no other test wants them.
 
 
 @pytest.mark.parametrize(("rule", "prefixes"), RULES, ids=lambda value: getattr(value, "__name__", ""))

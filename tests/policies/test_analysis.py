@@ -140,9 +140,15 @@ def test_what_comes_after_a_condition_that_always_holds_is_told_once() -> None:
 
 
 def test_a_param_is_not_taken_for_its_value() -> None:
-    params = "params:\n  on: {type: bool, default: false}\n  least: {type: number, default: 0, min: 0}"
-    assert codes(split("params.on and decode.batch > 2", more=params)) == ["switched-off", "unused-param"]
-    assert codes(split("params.on or decode.batch < params.least", more=params)) == ["switched-off"]
+    params = "params:\n  least: {type: number, default: 0, min: 0}"
+    assert codes(split("decode.batch < params.least", more=params)) == ["switched-off"]
+
+
+def test_a_rule_behind_a_switch_is_told_only_where_someone_turned_the_switch_off() -> None:
+    text = split("params.on and decode.batch > 2", more="params:\n  on: {type: bool, default: %s}")
+    assert codes(text % "false") == []
+    (note,) = check_policy(text % "true", settings={"on": "false"}).problems
+    assert (note.code, note.line) == ("switched-off", 6)
 
 
 def test_the_bounds_of_a_param_count() -> None:

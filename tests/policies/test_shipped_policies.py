@@ -342,9 +342,11 @@ def test_compiling_twice_gives_the_same_policy() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(view=views(), name=st.sampled_from(sorted(POLICIES.keys() - {"inflight"})))
+@given(view=views(), name=st.sampled_from(sorted(POLICIES.keys() - {"inflight", "loongserve"})))
 def test_no_phase_with_work_is_left_out_for_good(view: View, name: str) -> None:
-    """All but inflight, which holds decode on purpose, give units to each phase that has something to do."""
+    """All but inflight and loongserve, which hold decode on purpose while a prompt is computed, give units to
+    each phase that has something to do.
+    """
     decision = POLICIES[name].decide(view)
     prefill_work = view.running or view.candidate or view.parked
     assert decision.split.decode_units > 0 or view.decode.batch == 0
