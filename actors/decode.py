@@ -116,7 +116,9 @@ class Decode(Actor):
             self._leave_for(row, target)
 
     def _leave_for(self, row: Row, group: int) -> None:
-        keep = self.state.decider.retain(view_of(row)).keep
+        decider = self.state.decider
+        # What it leaves here is of use to nobody where prefixes are kept on the device that decodes.
+        keep = not decider.policy.fetches_prefix and decider.retain(view_of(row)).keep
         row.ending = Ending(keep=keep, recompute=False, to_group=group)
 
     def on_move_decode(self, message: MoveDecode) -> None:

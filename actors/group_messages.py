@@ -6,8 +6,67 @@ these is ever sent.
 
 from __future__ import annotations
 
-from muxk.actors.messages import Request, ReservedRequest
+from muxk.actors.messages import AdmitRequest, RecomputeRequest, Request, ReservedRequest
 from muxk.kernel.actor import Message
+
+
+class FetchPrefix(Message, frozen=True):
+    """placement -> migration: copy the prefix of a request that its group of decode has to the one that
+    computes its prompt, then hand it to admission there."""
+
+    admitted: AdmitRequest | RecomputeRequest
+    source: int
+    target: int
+
+
+class PinPrefix(Message, frozen=True):
+    """migration -> kv_pool of the source: hold what the index has of a prompt."""
+
+    request: Request
+
+
+class PrefixPinned(Message, frozen=True):
+    """kv_pool -> migration: `ReleasePages` gives them back; without pages nothing is held."""
+
+    request_id: int
+    pages: tuple[int, ...]
+
+
+class MakeRoom(Message, frozen=True):
+    """migration -> kv_pool of the target: pages for so many at the front of a request."""
+
+    request: Request
+    pages: int
+
+
+class RoomMade(Message, frozen=True):
+    """kv_pool -> migration: `PrefixArrived` gives them back."""
+
+    request_id: int
+    pages: tuple[int, ...] | None
+    """None, and nothing is held, where there are too few."""
+    present: int
+    """Pages at the front whose KV this pool has already."""
+
+
+class PrefixArrived(Message, frozen=True):
+    """migration -> kv_pool of the target: the request is to come for so many pages at the front; those behind
+    them hold nothing."""
+
+    request_id: int
+    pages: int
+
+
+class PrefixKept(Message, frozen=True):
+    """kv_pool -> migration: it may be reserved pages from now on."""
+
+    request_id: int
+
+
+class PrefixUnwanted(Message, frozen=True):
+    """migration -> kv_pool of the target: the request has ended, whether it came for its prefix or not."""
+
+    request_id: int
 
 
 class RequestsJoined(Message, frozen=True):

@@ -13,10 +13,17 @@ from typing import Any
 from muxk.actors.group_messages import (
     DeviceReleased,
     DevicesTaken,
+    MakeRoom,
+    PinPrefix,
+    PrefixArrived,
+    PrefixKept,
+    PrefixPinned,
+    PrefixUnwanted,
     ReceiveRequest,
     ReleaseDevice,
     RequestReceived,
     RoomFreed,
+    RoomMade,
     TakeDevices,
 )
 from muxk.actors.messages import (
@@ -39,6 +46,7 @@ from muxk.actors.request_views import prefill_tokens
 from muxk.kernel.actor import Actor
 from muxk.kernel.messages import KvChanged, ReportState, StateReported
 from muxk.kernel.view import KvView
+from muxk.kernel.work import PAGE_SIZE
 
 
 @dataclass
@@ -174,6 +182,32 @@ class KvPool(Actor):
         self._tell_migration(received)
         self._tell_free()
 
+    def on_pin_prefix(self, message: PinPrefix) -> None:
+        """The pages are not evicted while they are copied."""
+        request = message.request
+        tokens, reusable = request.tokens, _reusable(request)
+        most = len(tokens) // 4 - 1 if reusable is None else reusable
+        pages = self.state.pool.pin(request.request_id, tokens, max(0, most) // PAGE_SIZE)
+        self._tell_migration(PrefixPinned(request.request_id, pages))
+        self._tell_free()
+
+    def on_make_room(self, message: MakeRoom) -> None:
+        """For a prefix that is worth no wait: nobody is told when there is room again."""
+        pool, request = self.state.pool, message.request
+        tokens = request.tokens[: 4 * PAGE_SIZE * message.pages]
+        present = pool.make_room(request.request_id, tokens, pool.holders)
+        pages = None if present is None else pool.pages_of(request.request_id)
+        self._tell_migration(RoomMade(request.request_id, pages, present or 0))
+        self._tell_free()
+
+    def on_prefix_arrived(self, message: PrefixArrived) -> None:
+        self.state.pool.keep_for(message.request_id, message.pages)
+        self._tell_migration(PrefixKept(message.request_id))
+        self._pages_came_back()
+
+    def on_prefix_unwanted(self, message: PrefixUnwanted) -> None:
+        self.state.pool.came(message.request_id)
+
     def on_release_device(self, message: ReleaseDevice) -> None:
         self.state.releasing.append(message.device)
         self.state.pool.give_back(self._devices[message.device])
@@ -196,7 +230,9 @@ class KvPool(Actor):
         self.send(self._refs.placement, DevicesTaken(self._refs.group))
         self._pages_came_back()
 
-    def _tell_migration(self, message: RequestReceived | RoomFreed) -> None:
+    def _tell_migration(
+        self, message: RequestReceived | RoomFreed | PrefixPinned | RoomMade | PrefixKept
+    ) -> None:
         assert self._refs.migration is not None
         self.send(self._refs.migration, message)
 

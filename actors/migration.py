@@ -3,7 +3,8 @@
 decode hands it a request that no item in flight touches; it asks the target's kv_pool for pages, has the link
 copy what that pool does not hold, gives the source's pages back and tells the target's decode. Requests that
 wait for pages of a group are served in the order in which they came. Invariant: it owns the pages of exactly
-the requests in `moving`: those of the source always, those of the target once they are received.
+the requests in `moving`: those of the source always, those of the target once they are received. What comes
+the other way, before a prompt is computed, is the business of `prefix_fetches.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import Any
 
 import msgspec
 from muxk.actors.group_messages import (
+    FetchPrefix,
     MigrateRequest,
+    PrefixKept,
+    PrefixPinned,
     ReceiveRequest,
     RequestEnded,
     RequestMigrated,
     RequestReceived,
     ResumeDecode,
     RoomFreed,
+    RoomMade,
 )
 from muxk.actors.messages import (
     AbortRequest,
@@ -28,6 +33,7 @@ from muxk.actors.messages import (
     RequestAborted,
     RequestFailed,
 )
+from muxk.actors.prefix_fetches import PrefixFetches
 from muxk.actors.refs import MigrationInbox, Refs
 from muxk.kernel.actor import Actor
 from muxk.kernel.link import Link, Migration, MigrationDone, MigrationFailed
@@ -84,6 +90,25 @@ class MigrationActor(Actor):
         self._shared = groups[0]
         self._link = link
         self.state = MigrationState(next_migration=first_migration)
+
+    def started(self) -> None:
+        self._fetches = PrefixFetches(self._groups, self.context, self._link.launch)
+
+    # --- prefixes ---
+
+    def on_fetch_prefix(self, message: FetchPrefix) -> None:
+        self._fetches.begin(message)
+
+    def on_prefix_pinned(self, message: PrefixPinned) -> None:
+        self._fetches.pinned(message)
+
+    def on_room_made(self, message: RoomMade) -> None:
+        self.state.next_migration += self._fetches.room_made(message, self.state.next_migration)
+
+    def on_prefix_kept(self, message: PrefixKept) -> None:
+        self._fetches.kept(message.request_id)
+
+    # --- requests that decode ---
 
     def on_migrate_request(self, message: MigrateRequest) -> None:
         request_id = message.reserved.request.request_id
@@ -179,6 +204,7 @@ class MigrationActor(Actor):
             moving.asked.target,
             reserved.pages[reused_pages:written],
             moving.pages[reused_pages:written],
+            just_computed=not reserved.request.generated,
         )
         state.next_migration += 1
         state.pages += written - reused_pages
@@ -188,6 +214,10 @@ class MigrationActor(Actor):
         self._link.launch(migration)
 
     def on_migration_done(self, message: MigrationDone) -> None:
+        if message.migration_id in self._fetches.copying:
+            self.state.busy_ns += message.ended_ns - message.started_ns
+            self._fetches.done(message)
+            return
         request_id = self.state.copying.pop(message.migration_id, None)
         if request_id is None:
             self.state.late_events += 1
@@ -207,6 +237,9 @@ class MigrationActor(Actor):
         self._let_go(request_id)
 
     def on_migration_failed(self, message: MigrationFailed) -> None:
+        if message.migration_id in self._fetches.copying:
+            self._fetches.failed(message.migration_id)
+            return
         request_id = self.state.copying.pop(message.migration_id, None)
         if request_id is None:
             self.state.late_events += 1
@@ -229,8 +262,12 @@ class MigrationActor(Actor):
         self.send(self._groups[asked.source].kv_pool, ReleasePages(request_id, kept, None))
 
     def on_abort_request(self, message: AbortRequest) -> None:
-        """Of a request that the decode of a group does not have: it is here, or was, or was evicted."""
+        """Of a request that placement sent here, or that the decode of a group does not have: it is here, or
+        was, or was evicted."""
         state, request_id = self.state, message.request_id
+        if not message.returning:
+            self._abort_early(message)
+            return
         moving = state.moving.get(request_id)
         if moving is not None:
             if not moving.aborted:
@@ -246,8 +283,16 @@ class MigrationActor(Actor):
         else:
             self.send(self._groups[message.group].kv_pool, message)
 
+    def _abort_early(self, message: AbortRequest) -> None:
+        """Before it is in a group's admission, or behind it on the same channel."""
+        if self._fetches.abort(message.request_id):
+            self.send(self._shared.gateway, RequestAborted(message.request_id))
+        elif message.request_id not in self._fetches.fetches:
+            self.send(self._groups[message.group].admission, message)
+
     def on_request_ended(self, message: RequestEnded) -> None:
         self.state.arrived.pop(message.request_id, None)
+        self._fetches.ended(message.request_id)
 
     def on_report_requests(self, message: ReportRequests) -> None:
         report = StatusReport("migration", message.request_ids)
@@ -258,6 +303,7 @@ class MigrationActor(Actor):
                 copies = moving.migration_id is not None
                 detail = f"its KV moves {where}" if copies else f"it waits for pages, to move {where}"
                 report.add(request_id, Reason.MIGRATING, detail)
+        self._fetches.report(report)
         self.send(self._shared.gateway, RequestsReported.of(report, message.ticket))
 
     def on_report_state(self, message: ReportState) -> None:
@@ -274,4 +320,5 @@ class MigrationActor(Actor):
             "given_up": state.given_up,
             "link_busy_ms": state.busy_ns // 1_000_000,
             "late_events": state.late_events,
+            **self._fetches.describe(),
         }

@@ -4,7 +4,8 @@ Every page is in exactly one of three states: *used* (one or more requests hold 
 it, the prefix index can still give it out), *free*. `check` asserts it. Page 0 is scratch and no pool's. A
 pool may get pages of more devices, and give them back: those in use leave as they come free. The index key
 of a page is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that
-a collision can not hand out foreign KV.
+a collision can not hand out foreign KV. A *guest* is an indexed page whose KV was fetched from another pool
+for requests that are to come: it may be evicted like any other, and is free when the last of them is done.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class _Chain:
     def pages(self) -> int:
         return len(self._tokens) // PAGE_BYTES
 
+    def front(self, pages: int) -> bytes:
+        """Tokens of so many pages."""
+        return self._tokens[: pages * PAGE_BYTES]
+
     def grown(self, tokens: bytes) -> _Chain:
         """Of these tokens, which usually begin with those that it has."""
         if not tokens.startswith(self._tokens[: len(self._entries) * PAGE_BYTES]):
@@ -93,6 +98,10 @@ class PagePool:
         self._found: dict[int, int] = {}
         self._chains: dict[int, _Chain] = {}
         """Of requests that hold pages."""
+        self._guests: dict[int, dict[int, None]] = {}
+        """Pages that were fetched, each with the requests that are still to come for it."""
+        self._expected: dict[int, list[int]] = {}
+        """Guests by such a request, as they were when it was announced."""
         self.add(pages)
 
     def add(self, pages: range) -> None:
@@ -171,16 +180,73 @@ class PagePool:
         revived = sum(self._references[page] == 0 for page in matched)
         if self.available - revived < needed + spare:
             return None
-        for page in matched:
-            self._take(page)
-        self._found[request_id] = len(matched)
-        self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
-        self._chains[request_id] = chain
+        self._hold(request_id, chain, matched, needed)
+        self.came(request_id)
         if filling is not None:
             for page, entry in zip(self._held[request_id], chain.first(chain.pages), strict=False):
                 if entry.key not in self._index:
                     filling.pages.setdefault(entry.key, (page, entry))
         return len(matched) * PAGE_SIZE
+
+    def _hold(self, request_id: int, chain: _Chain, matched: list[int], needed: int) -> None:
+        """These pages of the index, and so many new ones behind them."""
+        for page in matched:
+            self._take(page)
+        self._found[request_id] = len(matched)
+        self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
+        self._chains[request_id] = chain
+
+    # --- prefixes that move between pools ---
+
+    def pin(self, request_id: int, tokens: bytes, most: int) -> tuple[int, ...]:
+        """Hold at most so many indexed pages at the front of these tokens; nothing where there are none."""
+        assert request_id not in self._held, "a request's pages have one owner"
+        chain = _Chain(tokens)
+        matched = self._match(chain, most, None)
+        if matched:
+            self._hold(request_id, chain, matched, 0)
+        return tuple(matched)
+
+    def make_room(self, request_id: int, tokens: bytes, spare: int) -> int | None:
+        """Hold a page for each full page of tokens: those of the index, and new ones for the others.
+
+        Returns how many were in the index. None, and it holds nothing, when fewer than `spare` pages would
+        stay available.
+        """
+        assert request_id not in self._held, "a request's pages have one owner"
+        chain = _Chain(tokens)
+        matched = self._match(chain, chain.pages, None)
+        needed = chain.pages - len(matched)
+        revived = sum(self._references[page] == 0 for page in matched)
+        if self.available - revived < needed + spare:
+            return None
+        self._hold(request_id, chain, matched, needed)
+        return len(matched)
+
+    def keep_for(self, request_id: int, pages: int) -> None:
+        """So many pages that the request holds are filled: it lets go of all, and will come back for these."""
+        held, found, chain = self._held[request_id], self._found[request_id], self._chains[request_id]
+        self.publish(request_id, chain.front(pages))
+        expected = self._expected[request_id] = []
+        for place, entry in enumerate(chain.first(pages)):
+            page = self._index.get(entry.key)  # another one if another request had it fetched meanwhile
+            if page is not None and page == held[place] and place >= found:
+                self._guests[page] = {}
+            if page is not None and page in self._guests:
+                self._guests[page][request_id] = None
+                expected.append(page)
+        self.release(request_id)
+
+    def came(self, request_id: int) -> None:
+        """It holds what it came for, or will never come."""
+        for page in self._expected.pop(request_id, ()):
+            waiting = self._guests.get(page)
+            if waiting is None or request_id not in waiting:
+                continue  # evicted in between
+            del waiting[request_id]
+            if not waiting and not self._references[page]:
+                del self._cached[page]
+                self._set_free(page)
 
     def grow(self, request_id: int) -> int | None:
         """One more page for a request; None when there is none, or the request is unknown."""
@@ -213,6 +279,7 @@ class PagePool:
 
     def _unindex(self, page: int) -> None:
         del self._index[self._entries.pop(page).key]
+        self._guests.pop(page, None)
 
     def release(self, request_id: int) -> bool:
         """Take back what a request holds; False if it holds nothing (released before, or never known)."""
@@ -244,6 +311,9 @@ class PagePool:
         for key, page in self._index.items():
             assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
         assert len(self._index) == len(self._entries), "an index entry has no page"
+        for page, waiting in self._guests.items():
+            assert page in self._entries, f"page {page} was fetched and is not indexed"
+            assert waiting or self._references[page], f"nobody comes for page {page}"
 
     def _match(self, chain: _Chain, most: int, filling: Filling | None) -> list[int]:
         """Longest chain of at most so many pages at the front that are indexed, or filled by this batch."""
@@ -275,8 +345,7 @@ class PagePool:
             page = self._free.popleft()
         else:
             page, _ = self._cached.popitem(last=False)
-            entry = self._entries.pop(page)
-            del self._index[entry.key]
+            self._unindex(page)
         assert self._references[page] == 0
         self._references[page] = 1
         return page
@@ -286,9 +355,15 @@ class PagePool:
         assert self._references[page] >= 0, "a page was released twice"
         if self._references[page]:
             return
-        if page in self._entries:
+        if page in self._entries and self._guests.get(page) != {}:
             self._cached[page] = None
-        elif not self._is_leaving(page):
+        else:
+            self._set_free(page)
+
+    def _set_free(self, page: int) -> None:
+        if page in self._entries:
+            self._unindex(page)
+        if not self._is_leaving(page):
             self._free.append(page)
 
 

@@ -114,6 +114,9 @@ class Placement(Actor):
         held = self._held_for(request_id)
         if held is not None:
             held.held.append(message)
+        elif placed.by_migration and placed.stage is Stage.WAITING:
+            assert self._shared.migration is not None
+            self.send(self._shared.migration, msgspec.structs.replace(message, group=placed.group))
         else:
             self.send(self._groups[placed.group].admission, message)
 

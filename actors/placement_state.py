@@ -40,6 +40,8 @@ class Placed:
     pages: int
     """For its prompt and its longest answer."""
     stage: Stage = Stage.WAITING
+    by_migration: bool = False
+    """It went there by way of migration, with a prefix."""
 
 
 @dataclass(slots=True)

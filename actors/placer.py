@@ -7,7 +7,7 @@ requests, and only devices whose own groups have nothing to do are given to anot
 from __future__ import annotations
 
 import msgspec
-from muxk.actors.group_messages import MoveDecode
+from muxk.actors.group_messages import FetchPrefix, MoveDecode
 from muxk.actors.messages import AdmitRequest, RecomputeRequest, Request
 from muxk.actors.placement_state import Assignment, PlacementState, Stage, prompt_sums
 from muxk.actors.refs import Refs
@@ -172,7 +172,18 @@ class Placer:
             self._transfers.grow(action.group, action.devices, with_pages).held.extend(messages)
             return
         for message in messages:
-            self._context.send(self._groups[action.group].admission, message)
+            self._send(message, action.group)
+
+    def _send(self, message: AdmitRequest | RecomputeRequest, group: int) -> None:
+        """To the group's admission; by way of migration if its prefix is kept where it decodes."""
+        request, migration = message.request, self._groups[0].migration
+        decode_group = request.decode_group
+        if decode_group is None or not self._state.decider.policy.fetches_prefix:
+            self._context.send(self._groups[group].admission, message)
+            return
+        assert migration is not None
+        self._state.placed[request.request_id].by_migration = True
+        self._context.send(migration, FetchPrefix(message, source=decode_group, target=group))
 
     def ensure_progress(self) -> None:
         """When everybody is idle and somebody waits, the first one goes somewhere."""

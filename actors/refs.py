@@ -64,6 +64,10 @@ KvPoolInbox = (
     | m.GrowPages
     | m.ReleasePages
     | m.AbortRequest
+    | g.PinPrefix
+    | g.MakeRoom
+    | g.PrefixArrived
+    | g.PrefixUnwanted
     | g.ReceiveRequest
     | g.ReleaseDevice
     | g.TakeDevices
@@ -134,7 +138,11 @@ PlacementInbox = (
     | k.ReportRequests
 )
 MigrationInbox = (
-    g.MigrateRequest
+    g.FetchPrefix
+    | g.PrefixPinned
+    | g.RoomMade
+    | g.PrefixKept
+    | g.MigrateRequest
     | g.RequestReceived
     | g.RoomFreed
     | MigrationDone

@@ -25,6 +25,8 @@ class Migration(msgspec.Struct, frozen=True):
     """Numbers of the groups."""
     source_pages: tuple[int, ...]
     target_pages: tuple[int, ...]
+    just_computed: bool = False
+    """They are those of a prompt, which could have moved layer by layer while it was computed."""
 
 
 class MigrationDone(Message, frozen=True):
@@ -71,7 +73,7 @@ class LinkTimes(msgspec.Struct, frozen=True):
     bytes_per_ns: float
     latency_ns: int
     hidden: float = 0.0
-    """Share of a long migration's bytes that moved while the prompt was computed, layer by layer."""
+    """Share of the bytes of a long migration, of a prompt that was just computed, that moved while it was."""
     hidden_from_pages: int = 1 << 62
     """A migration of so many pages is a long one."""
 
@@ -99,16 +101,17 @@ class SimLink:
         assert self._port is not None, "start the link before launching"
         now_ns = self._port.now_ns()
         begin_ns = max(now_ns, self._free_ns.get(migration.source, 0))
-        end_ns = begin_ns + self.elapsed_ns(len(migration.source_pages))
+        end_ns = begin_ns + self.elapsed_ns(migration)
         self._free_ns[migration.source] = end_ns
         self._copy(migration)
         done = MigrationDone(migration.migration_id, begin_ns, end_ns)
         self._port.post_after(end_ns - now_ns, done)
 
-    def elapsed_ns(self, pages: int) -> int:
+    def elapsed_ns(self, migration: Migration) -> int:
         """Of a migration that has the link to itself."""
-        times = self._times
-        hidden = times.hidden if pages >= times.hidden_from_pages else 0.0
+        times, pages = self._times, len(migration.source_pages)
+        hides = migration.just_computed and pages >= times.hidden_from_pages
+        hidden = times.hidden if hides else 0.0
         moved = pages * self.page_bytes * (1.0 - hidden)
         return times.latency_ns + round(moved / times.bytes_per_ns)
 
