@@ -24,7 +24,7 @@ TYPING := build/typing
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check reference tutorial bench fuzz soak idle install clean
+.PHONY: help run test lint types check reference tutorial paper bench fuzz soak idle install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -85,6 +85,10 @@ fuzz: $(VENV)/.stamp-dev
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "$(FUZZ) examples, SEED=$$seed"; \
 	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest -s tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
 	MUXK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/faults/test_schedule_fuzz.py
+
+# The MuxWise paper's figures beside the simulator's, into docs/paper.md: about an hour on two cores, resumable.
+paper: $(VENV)/.stamp-dev
+	$(BIN)/python -m muxk.client.paper $(ARGS)
 
 soak: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.soak $(ARGS)

@@ -19,7 +19,7 @@ HEAD = """# What the MuxWise paper measured, and what the simulator says
 
 Written by `make paper`. Left is what arXiv 2504.14489v3 reports of real GPUs, right what the production
 actors and policies do on modelled ones (docs/gpu-models.md). No constant was fitted to these figures. A ratio
-counts when it is within {close:.0%} of the paper's; a row whose figure is a bound counts when ours is past it.
+counts when it is within {close:.0%} of the paper's; a row whose figure is a bound, when ours is past it.
 
 Goodput is strict: the highest rate at which P99 of all token gaps is within the TBT SLO and the queue is
 stable. Each is the mean over seeds {seeds}, searched to {tolerance:.0%}, with its 95 % interval. Chunked
