@@ -7,7 +7,7 @@
 #               1,000 random schedules (SCHEDULES=10000 for more)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
-#   make reference, make tutorial, make idle   rewrite what these documents show
+#   make reference, make tutorial, make idle, make paper   rewrite what these documents show (the last two: an hour)
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
 # index with CPU-only torch wheels, where the default index carries the far bigger CUDA build).
