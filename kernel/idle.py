@@ -5,7 +5,6 @@ on are free (`kernel/idle_causes.py`). An item that ended brings the device's ow
 the end of the item before and its start was host time before its launch, a wait for items on other lanes,
 or the launch itself. Nothing is computed as a remainder. A time for which no condition of ours held is
 booked as unexplained. All in whole unit-nanoseconds, so that the sum is exact.
-
 A bubble is a stretch of time and units with one cause. Their sizes are counted in powers of two, so that the
 ledger's memory is bounded. What runs now is booked when it has ended.
 """

@@ -183,13 +183,12 @@ def _bounds_of_params(node: Node | None) -> dict[str, Numbers]:
 def _unset_switches(source: PolicySource) -> tuple[str, ...]:
     """The params of type bool that have their default, as `params.name`."""
     node = source.spec.get("params")
-    names = [
-        f"params.{entry.key.text}"
+    switches = {
+        f"params.{entry.key.text}": _written(entry.value, "default") == "true"
         for entry in (node if isinstance(node, MappingNode) else ())
         if _written(entry.value, "type") == "bool"
-        and _written(entry.value, "default") == str(source.constants[f"params.{entry.key.text}"].value).lower()
-    ]
-    return tuple(names)
+    }
+    return tuple(name for name, default in switches.items() if source.constants[name].value == default)
 
 
 def _quantity(node: Node | None) -> float | None:

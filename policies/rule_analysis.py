@@ -220,7 +220,7 @@ class RuleAnalysis:
         return tree.offset
 
     def _off(self, rule: CheckedRule) -> None:
-        """A note of a rule that does not match with the params in force, unless a switch is off by default."""
+        """A note of a rule that can not match with the params in force, unless a switch is off by default."""
         if rule.when is None or not rule.own:
             return
         when = formula_of(rule.when.tree, self._fixed)
