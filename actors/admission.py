@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from muxk.actors.admission_state import AdmissionState
+from muxk.actors.context_limits import never_fits, with_room
 from muxk.actors.messages import (
     AbortRequest,
     AdmitRequest,
@@ -83,7 +84,7 @@ class Admission(Actor):
 
     def on_admit_request(self, message: AdmitRequest) -> None:
         request = self._with_limits(message)
-        refusal = self._never_fits(request, message.max_tokens_given)
+        refusal = never_fits(message, self._max_context_tokens)
         if refusal is not None:
             self._refuse(request, "never_fits", refusal)
             return
@@ -104,12 +105,7 @@ class Admission(Actor):
 
     def _with_limits(self, message: AdmitRequest) -> Request:
         """Set the class and the deadline, and `max_tokens` to the room in the context when none was given."""
-        request = message.request
-        params = request.params
-        if not message.max_tokens_given:
-            room = max(1, self._max_context_tokens - request.prompt_tokens)
-            params = msgspec.structs.replace(params, max_tokens=room)
-        limited = classified(msgspec.structs.replace(request, params=params), self.state.decider)
+        limited = classified(with_room(message, self._max_context_tokens), self.state.decider)
         return msgspec.structs.replace(limited, notes=self._notes(limited))
 
     def _notes(self, request: Request) -> tuple[str, ...]:
@@ -125,18 +121,6 @@ class Admission(Actor):
             known = f" but for {', '.join(policy.known_classes)}" if policy.known_classes else ""
             notes.append(f"class {named!r} has no effect: the policy {policy.name} asks for none{known}")
         return tuple(notes)
-
-    def _never_fits(self, request: Request, max_tokens_given: bool) -> str | None:
-        limit = self._max_context_tokens
-        prompt = request.prompt_tokens
-        if prompt + 1 > limit:
-            return f"the prompt has {prompt} tokens; with one more it exceeds the limit of {limit}"
-        if max_tokens_given and prompt + request.params.max_tokens > limit:
-            return (
-                f"prompt ({prompt} tokens) + max_tokens ({request.params.max_tokens}) exceeds the limit of "
-                f"{limit} tokens; max_tokens may be {limit - prompt} at most"
-            )
-        return None
 
     def _refuse(self, request: Request, code: str, reason: str) -> None:
         self.state.refused += 1

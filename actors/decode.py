@@ -242,7 +242,7 @@ class Decode(Actor):
 
     def _emit(self, emitted: list[EmittedRow]) -> None:
         if emitted:
-            self.send(self._refs.tokenizer, TokensEmitted(tuple(emitted)))
+            self.send(self._refs.tokenizer, TokensEmitted(tuple(emitted), self._refs.group))
 
     # --- steps ---
 

@@ -89,6 +89,8 @@ class Engine:
             generation = next(generations)
             if generation:
                 device.reset()
+                if elastic is not None:
+                    elastic.resize(1)  # whom it worked with is in its own group again
             first_item = 1 + generation * GENERATION
             return Arbiter(device, self.book, self.policy_sha, refs, first_item, elastic=elastic)
 
@@ -101,6 +103,7 @@ class Engine:
             layers=device.layers,
             elastic=bool(cluster.elastic),
             pages=device.pages - 1,
+            context_tokens=self.backend.max_context_tokens,
             page_bytes=link.page_bytes,
             link_bytes_per_ns=link.bytes_per_ns,
         )
@@ -112,7 +115,7 @@ class Engine:
                 link.reset()
             return MigrationActor(groups, link, 1 + generation * GENERATION)
 
-        placement = partial(Placement, groups, self.book, self.policy_sha, fleet)
+        placement = partial(Placement, groups, self.book, self.policy_sha, fleet, self.max_queue)
         return [
             ActorSpec("placement", placement, Placement),
             ActorSpec("migration", new_migration, MigrationActor),

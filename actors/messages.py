@@ -257,6 +257,7 @@ class TokensEmitted(Message, frozen=True):
     """decode -> tokenizer: what one step brought, one message a step."""
 
     rows: tuple[EmittedRow, ...]
+    group: int = 0
 
 
 class RequestFailed(Message, frozen=True):
@@ -271,6 +272,8 @@ class StopRequest(Message, frozen=True):
     """tokenizer -> decode: a stop string was seen; the client has its terminal event already."""
 
     request_id: int
+    group: int = 0
+    """Of the decode that its last token came from."""
 
 
 class PromptText(msgspec.Struct, frozen=True, array_like=True):

@@ -224,7 +224,7 @@ class PagePool:
         return len(matched)
 
     def keep_for(self, request_id: int, pages: int) -> None:
-        """So many pages that the request holds are filled: it lets go of all, and will come back for these."""
+        """So many pages that the request holds are filled: it lets go of all, and comes back for these."""
         held, found, chain = self._held[request_id], self._found[request_id], self._chains[request_id]
         self.publish(request_id, chain.front(pages))
         expected = self._expected[request_id] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from muxk.actors.context_limits import never_fits, with_room
 from muxk.actors.group_messages import (
     DeviceReleased,
     DevicesTaken,
@@ -64,8 +65,16 @@ class Placement(Actor):
 
     Accepts = PlacementInbox
 
-    def __init__(self, groups: tuple[Refs, ...], book: PolicyBook, policy_sha: str, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        groups: tuple[Refs, ...],
+        book: PolicyBook,
+        policy_sha: str,
+        fleet: Fleet,
+        max_queue: int | None = None,
+    ) -> None:
         self._groups = groups
+        self._max_queue = max_queue
         self._shared = groups[0]
         self._fleet = fleet
         count = len(groups)
@@ -82,18 +91,28 @@ class Placement(Actor):
     # --- requests ---
 
     def on_admit_request(self, message: AdmitRequest) -> None:
-        bound = self.state.decider.limits.queue_bound
-        if len(self.state.queue) >= bound:
+        limit, bound = self._fleet.context_tokens, self._queue_bound()
+        refusal = never_fits(message, limit)
+        if refusal is not None:
+            self._refuse(message, "never_fits", refusal)
+        elif len(self.state.queue) >= bound:
             reason = f"{bound} requests wait for a device already, the bound of the queue"
-            refused = RequestRefused(message.request.request_id, "overloaded", reason)
-            self.send(self._shared.tokenizer, refused)
-            return
-        self._enqueue(
-            msgspec.structs.replace(message, request=classified(message.request, self.state.decider))
-        )
+            self._refuse(message, "overloaded", reason)
+        else:
+            request = classified(with_room(message, limit), self.state.decider)
+            self._enqueue(msgspec.structs.replace(message, request=request))
+
+    def _queue_bound(self) -> int:
+        bound = self.state.decider.limits.queue_bound
+        return bound if self._max_queue is None else min(bound, self._max_queue)
+
+    def _refuse(self, message: AdmitRequest, code: str, reason: str) -> None:
+        self.send(self._shared.tokenizer, RequestRefused(message.request.request_id, code, reason))
 
     def on_recompute_request(self, message: RecomputeRequest) -> None:
         """Somewhere else perhaps: the group that had it may have had too few pages."""
+        if message.request.request_id not in self.state.placed:
+            return  # it ended while it was on its way here
         self.state.forget(message.request.request_id, self.now_ns())
         request = up_to_date(message.request, self.state.decider)
         self._enqueue(RecomputeRequest(msgspec.structs.replace(request, decode_group=None)))
@@ -129,9 +148,8 @@ class Placement(Actor):
         return None
 
     def on_stop_request(self, message: StopRequest) -> None:
-        placed = self.state.placed.get(message.request_id)
-        if placed is not None:
-            self.send(self._groups[placed.group].decode, message)
+        """To the decode that said the text: it has it, or knows where it went."""
+        self.send(self._groups[message.group].decode, message)
 
     def on_requests_joined(self, message: RequestsJoined) -> None:
         state = self.state
@@ -250,15 +268,13 @@ class Placement(Actor):
             self.state.estimates = message.estimates
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
-        """One that does not place has no use for devices that work together."""
+        """Devices go back to their own groups: what is lent out is for the policy in force to say."""
         state = self.state
         state.decider.use(message.sha)
         for request_id, waiting in list(state.queue.items()):
             request = classified(waiting.request, state.decider)
             state.queue[request_id] = msgspec.structs.replace(waiting, request=request)
-        if not state.decider.policy.places:
-            for group, member in enumerate(self._transfers.members):
-                self._transfers.shrink(group, member.devices)
+        self._transfers.recall()
         self._place()
 
     def on_report_requests(self, message: ReportRequests) -> None:

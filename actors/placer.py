@@ -26,6 +26,8 @@ class Fleet(msgspec.Struct, frozen=True):
     elastic: bool
     pages: int
     """Of one device's pool."""
+    context_tokens: int
+    """Longest prompt and answer together."""
     page_bytes: int
     link_bytes_per_ns: float
 

@@ -162,18 +162,24 @@ class TokenizerActor(Actor):
         for row in message.rows:
             output = self.state.live.get(row.request_id)
             if output is None:
-                self.state.late_rows += 1
+                self._late(row, message.group)
                 continue
-            rows.append(self._text_row(row, output))
+            rows.append(self._text_row(row, output, message.group))
         if rows:
             self.send(self._refs.gateway, TextEmitted(tuple(rows)))
 
-    def _text_row(self, row: EmittedRow, output: TextOutput) -> TextRow:
+    def _late(self, row: EmittedRow, group: int) -> None:
+        """Of a request that has ended: its stop may have missed it while it moved between devices."""
+        self.state.late_rows += 1
+        if self._refs.placement is not None and row.finish_reason is None:
+            self.send(self._refs.stops, StopRequest(row.request_id, group))
+
+    def _text_row(self, row: EmittedRow, output: TextOutput, group: int) -> TextRow:
         text_row = output.row(row)
         if text_row.finish_reason is not None:
             del self.state.live[row.request_id]
             if row.finish_reason is None:
-                self.send(self._refs.stops, StopRequest(row.request_id))
+                self.send(self._refs.stops, StopRequest(row.request_id, group))
         return text_row
 
     def on_request_refused(self, message: RequestRefused) -> None:

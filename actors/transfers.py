@@ -44,6 +44,8 @@ class Transfer:
     step: Step = Step.PAGES
     waits: int = 0
     """Answers that are missing in this step."""
+    recalled: bool = False
+    """Its devices go home as soon as they are there."""
     held: list[AdmitRequest | RecomputeRequest | AbortRequest] = field(default_factory=list)
     """For the target's admission, when it has the devices."""
 
@@ -111,6 +113,13 @@ class Transfers:
             else:
                 self._pages_are_free(transfer)
 
+    def recall(self) -> None:
+        """Give all devices back to their own groups, those as well that are on their way to another one."""
+        for group, member in enumerate(self.members):
+            self.shrink(group, member.devices)
+        for transfer in self.under_way:
+            transfer.recalled = transfer.source is None
+
     # --- answers ---
 
     def released(self, group: int, device: int) -> None:
@@ -156,6 +165,8 @@ class Transfers:
         self.under_way.remove(transfer)
         for message in transfer.held:
             self._context.send(self._groups[transfer.target].admission, message)
+        if transfer.recalled:
+            self.shrink(transfer.target, transfer.devices)
         return transfer
 
     def _take(self, transfer: Transfer) -> None:
