@@ -49,9 +49,9 @@ class Setting:
 LLAMA_8B, LLAMA_70B = "llama-3.1-8b", "llama-3.1-70b"
 AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=320, start=8.0)
 AGENT_70B = Setting(LLAMA_70B, "toolagent", 100.0, requests=240, start=2.0)
-SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=800, start=16.0)
-LOOGLE_70B = Setting(LLAMA_70B, "loogle", 100.0, requests=150, start=0.5)
-THOUGHTS_70B = Setting(LLAMA_70B, "openthoughts", 100.0, requests=300, start=1.0)
+SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=600, start=16.0)
+LOOGLE_70B = Setting(LLAMA_70B, "loogle", 100.0, requests=120, start=0.5)
+THOUGHTS_70B = Setting(LLAMA_70B, "openthoughts", 100.0, requests=100, start=1.0)
 SHAREGPT_8B = Setting(LLAMA_8B, "sharegpt", 50.0, gpus=1, requests=600, start=8.0)
 
 

@@ -19,6 +19,8 @@ from muxk.profiles.gpu import load_gpu
 from muxk.profiles.scaling import assumed_constants
 
 FACTORS = (0.7, 1.3)
+LOWEST = 12.0
+"""A system that does not meet its SLO at this part of where the search begins counts as one that never does."""
 TUNING_TOLERANCE = 0.25
 COARSE_TOLERANCE = 0.1
 """Of searches that only show where a figure moves."""
@@ -171,7 +173,7 @@ class Study:
 
 def _search(start: float, tolerance: float) -> Search:
     """Without looks further out: a study of hundreds of runs can not have them."""
-    return Search(start, start / FACTOR, start * FACTOR, tolerance, checks=())
+    return Search(start, start / LOWEST, start * FACTOR, tolerance, checks=())
 
 
 def _ratios(
