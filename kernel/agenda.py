@@ -39,7 +39,7 @@ class VirtualInbox:
     depth: int = 0
 
 
-class Delivery(msgspec.Struct, eq=False, gc=False):
+class Delivery(msgspec.Struct, eq=False):
     """One entry of an agenda."""
 
     target: str

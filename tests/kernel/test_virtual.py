@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +61,17 @@ def test_what_is_past_can_not_be_injected() -> None:
     runtime.run_until(10)
     with pytest.raises(ValueError, match="past"):
         runtime.inject(SINK, Tick("x", 0), at_ns=9)
+
+
+def test_a_run_with_pending_timers_leaves_nothing_behind() -> None:
+    sink, runtime = sink_runtime()
+    runtime.inject(SINK, Tick("x", 1), at_ns=1)
+    runtime.run_until(1)
+    runtime.post_after("sink", HOUR_NS, Tick("x", 2))
+    gone = weakref.ref(runtime)
+    del sink, runtime
+    gc.collect()
+    assert gone() is None
 
 
 class Forever(Actor):
