@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from muxk.actors.admission_state import AdmissionState
 from muxk.actors.context_limits import never_fits, with_room
+from muxk.actors.group_messages import DevicesTaken
 from muxk.actors.messages import (
     AbortRequest,
     AdmitRequest,
@@ -297,6 +298,10 @@ class Admission(Actor):
 
     def on_kv_changed(self, message: KvChanged) -> None:
         self.state.kv = message.kv
+
+    def on_devices_taken(self, message: DevicesTaken) -> None:
+        assert self._refs.placement is not None
+        self.send(self._refs.placement, message)
 
     def on_estimates_changed(self, message: EstimatesChanged) -> None:
         self.state.estimates = message.estimates

@@ -159,6 +159,6 @@ class TakeDevices(Message, frozen=True):
 
 
 class DevicesTaken(Message, frozen=True):
-    """kv_pool -> placement."""
+    """kv_pool -> admission -> placement: the pages are there, and whoever asks for them knows."""
 
     group: int

@@ -226,9 +226,9 @@ class KvPool(Actor):
     def on_take_devices(self, message: TakeDevices) -> None:
         for device in message.devices:
             self.state.pool.add(self._devices[device])
-        assert self._refs.placement is not None
-        self.send(self._refs.placement, DevicesTaken(self._refs.group))
         self._pages_came_back()
+        # By way of admission, which knows of the pages then: what placement sends it may need them.
+        self.send(self._refs.admission, DevicesTaken(self._refs.group))
 
     def _tell_migration(
         self, message: RequestReceived | RoomFreed | PrefixPinned | RoomMade | PrefixKept

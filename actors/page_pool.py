@@ -153,6 +153,11 @@ class PagePool:
         """Requests that hold pages."""
         return len(self._held)
 
+    @property
+    def expected(self) -> int:
+        """Requests that are to come for a prefix that was fetched for them."""
+        return len(self._expected)
+
     def pages_of(self, request_id: int) -> tuple[int, ...]:
         """Pages of a request in the order of its tokens; empty for an unknown one."""
         return tuple(self._held.get(request_id, ()))

@@ -55,6 +55,7 @@ AdmissionInbox = (
     | k.EstimatesChanged
     | k.PolicyChanged
     | m.LookForOverdue
+    | g.DevicesTaken
     | k.ReportState
     | k.ReportRequests
 )

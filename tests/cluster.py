@@ -43,9 +43,10 @@ class RandomPlaces:
     places = True
     devices_min = 2
 
-    def __init__(self, seed: int, base: str = "muxwise") -> None:
+    def __init__(self, seed: int, base: str = "muxwise", *, fetches: bool = False) -> None:
         self._base = load_policy(base, {})
         self._draw = random.Random(seed)
+        self.fetches_prefix = fetches
         self.sha = f"{self._base.sha}-{seed}"
 
     def __getattr__(self, name: str) -> Any:
