@@ -20,7 +20,7 @@ from muxk.profiles.scaling import assumed_constants
 
 FACTORS = (0.7, 1.3)
 LOWEST = 12.0
-"""A system that fails at the rate where its search begins, divided by this, counts as one that never meets."""
+"""A system that fails at the rate where its search begins divided by this counts as one that never meets."""
 TUNING_TOLERANCE = 0.25
 COARSE_TOLERANCE = 0.1
 """Of searches that only show where a figure moves."""
