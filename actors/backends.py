@@ -73,6 +73,17 @@ class Backend:
     profile: Estimates | None = None
     """What was measured before, in place of the measurement at start."""
 
+    @property
+    def name(self) -> str:
+        """Of the device, or of all of them, as `--device` says it."""
+        name = self.device.name.partition("#")[0]
+        if self.cluster is None:
+            return name
+        kind, devices = name.partition(":")[0], self.cluster.devices
+        if name == f"{kind}:{self.device.units}":
+            name = f"{kind}:{sum(device.units for device in devices)}"
+        return f"{name},devices={len(devices)}"
+
     def close(self) -> None:
         """End threads and free memory."""
         if self.cluster is None:
@@ -223,9 +234,15 @@ def device_for(device: str, policy: str, devices_min: int) -> str:
         return device
     if device in ("auto", "cpu"):
         return f"cpu,devices={devices_min}"
+    several = f"{device},devices={devices_min}"
+    kind, _, card = device.partition(":")
+    if kind.partition(",")[0] == "cuda":
+        several = f"cpu,devices={devices_min} or sim:h200,devices={devices_min}, for a server has one card"
+    elif kind == "sim" and card.partition(",")[0] not in known_gpus():
+        several = f"sim:h200,devices={devices_min}"
     raise StartupError(
         f"the policy {policy} needs {devices_min} devices or more, and {device} is one: "
-        f"use --device {device},devices={devices_min}"
+        f"use --device {several}"
     )
 
 

@@ -114,10 +114,9 @@ def build_specs(
     """
     book = book or PolicyBook()
     sha = book.add(policy, text)
-    device = backend.device
     options = GatewayOptions(
         model=backend.model,
-        device=device.name,
+        device=backend.name,
         policy=PolicyInForce(policy.name, sha, *versions(policy, text), source=text.filename if text else ""),
         settings=text.settings if text else {},
         vocabulary_size=backend.tokenizer.vocabulary_size,

@@ -40,6 +40,9 @@ def _lines(part: Any) -> Iterator[str]:
         if isinstance(value, dict) and len(shown) > LINE_MAX:
             yield str(key)
             yield from (f"  {line}" for line in _lines(value))
+        elif isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
+            yield str(key)
+            yield from (f"  {place}  {_short(inner)}" for place, inner in enumerate(value))
         else:
             yield f"{key!s:<{width}}  {shown}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from rich.text import Text
 BAR_CELLS = 32
 CHAT_LINES = 5
 """Lines of a chat's answer that are shown."""
+DEVICES_SHOWN = 4
+"""Lines for devices where there are several."""
 
 State = Mapping[str, Any]
 
@@ -43,17 +46,49 @@ def _part(state: State, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _split(state: State) -> tuple[int, int, int]:
+def _parts(state: State, actor: str) -> list[Mapping[str, Any]]:
+    """Of each device; one with nothing in it before anything is known."""
+    groups = [name for name in state if name.partition("@")[0] == actor]
+    names = sorted(groups, key=lambda name: (len(name), name))
+    return [_part(state, name) for name in names or [actor]]
+
+
+def _sum(state: State, actor: str, figure: str) -> int:
+    """Over all devices."""
+    return sum(int(part.get(figure, 0)) for part in _parts(state, actor))
+
+
+def _waiting(state: State) -> int:
+    """Requests whose prompts nobody computes yet."""
+    return _sum(state, "admission", "waiting") + int(_part(state, "placement").get("waiting", 0))
+
+
+def _split(arbiter: Mapping[str, Any]) -> tuple[int, int, int]:
     """Units of decode, of prefill, and of the device."""
-    arbiter = _part(state, "arbiter")
     split = _part(arbiter, "split")
     return int(split.get("decode", 0)), int(split.get("prefill", 0)), int(arbiter.get("units", 0))
 
 
+def _flights(arbiter: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {str(flight.get("phase")): flight for flight in arbiter.get("lanes", ())}
+
+
 def _lanes(state: State) -> list[RenderableType]:
-    """The split as a bar, and what runs on each lane."""
-    decode, prefill, units = _split(state)
-    flights = {str(flight.get("phase")): flight for flight in _part(state, "arbiter").get("lanes", ())}
+    """What runs on each lane: of one device with the split as a bar, of several a line each."""
+    arbiters = _parts(state, "arbiter")
+    if len(arbiters) == 1:
+        return [_bar(arbiters[0]), _flight_line("running  ", _flights(arbiters[0]))]
+    lines: list[RenderableType] = [
+        _flight_line(f"device {number}  ", _flights(arbiter))
+        for number, arbiter in enumerate(arbiters[:DEVICES_SHOWN])
+    ]
+    more = len(arbiters) - DEVICES_SHOWN
+    return [*lines, Text(f"and {more} more devices")] if more > 0 else lines
+
+
+def _bar(arbiter: Mapping[str, Any]) -> Text:
+    decode, prefill, units = _split(arbiter)
+    flights = _flights(arbiter)
     shared = decode + prefill > units
     bar = Text("lanes    ")
     if units and shared:
@@ -62,11 +97,11 @@ def _lanes(state: State) -> list[RenderableType]:
         bar.append("█" * (decode * BAR_CELLS // units), style="green" if "decode" in flights else "grey50")
         bar.append("█" * (prefill * BAR_CELLS // units), style="blue" if "prefill" in flights else "grey50")
     bar.append(f"  decode {decode} + prefill {prefill} of {units} units")
-    return [bar, _flight_line(flights)]
+    return bar
 
 
-def _flight_line(flights: Mapping[str, Mapping[str, Any]]) -> Text:
-    line = Text("running  ")
+def _flight_line(label: str, flights: Mapping[str, Mapping[str, Any]]) -> Text:
+    line = Text(label)
     decode, prefill = flights.get("decode"), flights.get("prefill")
     line.append(
         "decode step of " + f"{decode['rows']} requests" if decode else "no decode step", style="green"
@@ -83,14 +118,13 @@ def _flight_line(flights: Mapping[str, Mapping[str, Any]]) -> Text:
 
 def _times(facts: DemoFacts, state: State) -> Table:
     grid = Table.grid(padding=(0, 3))
-    pool, queue = _part(state, "kv_pool"), _part(state, "admission")
     gaps, short, long = (distribution(times) for times in (facts.gaps, facts.ttft_short, facts.ttft_long))
     grid.add_row("between tokens", _ms("P50", gaps.p50), _ms("P99", gaps.p99), _ms("max", gaps.max))
     grid.add_row("first token, chats", _ms("P50", short.p50), _ms("max", short.max), f"{short.count} seen")
     grid.add_row("first token, longs", _ms("P50", long.p50), _ms("max", long.max), _reading(facts))
-    used, total = pool.get("pages_used", 0), pool.get("pages_total", 0)
+    used, total = _sum(state, "kv_pool", "pages_used"), _sum(state, "kv_pool", "pages_total")
     pages = f"KV pages {used} of {total}"
-    grid.add_row(f"{facts.tokens_per_s():.0f} tokens/s", f"{queue.get('waiting', 0)} waiting", pages)
+    grid.add_row(f"{facts.tokens_per_s():.0f} tokens/s", f"{_waiting(state)} waiting", pages)
     return grid
 
 
@@ -114,15 +148,15 @@ def _chat(number: int, chat: ChatLine, tail: int) -> Panel:
 
 def plain_line(facts: DemoFacts, state: State) -> str:
     """One line for a log."""
-    decode, prefill, _units = _split(state)
+    splits = [_split(arbiter) for arbiter in _parts(state, "arbiter")]
+    split = " | ".join(f"{decode}+{prefill}" for decode, prefill, _units in splits)
     gaps = distribution(facts.gaps)
-    pool = _part(state, "kv_pool")
+    used, total = _sum(state, "kv_pool", "pages_used"), _sum(state, "kv_pool", "pages_total")
     reading = f", reading {facts.longs_reading} long" if facts.longs_reading else ""
     return (
         f"{facts.elapsed_s:5.1f} s  {facts.tokens_per_s():4.0f} tok/s  "
-        f"gap P50 {gaps.p50:.0f} P99 {gaps.p99:.0f} max {gaps.max:.0f} ms  split {decode}+{prefill}  "
-        f"waiting {_part(state, 'admission').get('waiting', 0)}  "
-        f"pages {pool.get('pages_used', 0)}/{pool.get('pages_total', 0)}{reading}  "
+        f"gap P50 {gaps.p50:.0f} P99 {gaps.p99:.0f} max {gaps.max:.0f} ms  split {split}  "
+        f"waiting {_waiting(state)}  pages {used}/{total}{reading}  "
         f"| {_tail(facts.chats)}"
     )
 
@@ -152,13 +186,23 @@ def summary_table(facts: DemoFacts, before: State, after: State, server: protoco
 
 def residency(before: State, after: State) -> list[tuple[str, float]]:
     """Share of the time by split, the largest first; less than one percent is left out."""
-    earlier = _part(_part(before, "arbiter"), "split_residency_ms")
-    later = _part(_part(after, "arbiter"), "split_residency_ms")
-    units = int(_part(after, "arbiter").get("units", 0))
-    spent = {name: ms - earlier.get(name, 0) for name, ms in later.items()}
+    spent: Counter[str] = Counter()
+    for arbiter in _parts(after, "arbiter"):
+        spent.update(_named_ms(arbiter))
+    for arbiter in _parts(before, "arbiter"):
+        spent.subtract(_named_ms(arbiter))
     total = sum(spent.values())
     shares = sorted(((name, ms / total) for name, ms in spent.items() if total), key=lambda row: -row[1])
-    return [(_split_name(name, units), share) for name, share in shares if share >= 0.01]
+    return [(name, share) for name, share in shares if share >= 0.01]
+
+
+def _named_ms(arbiter: Mapping[str, Any]) -> dict[str, int]:
+    """Time of a device by split."""
+    units = int(arbiter.get("units", 0))
+    named: Counter[str] = Counter()
+    for split, ms in _part(arbiter, "split_residency_ms").items():
+        named[_split_name(split, units)] += int(ms)
+    return named
 
 
 def _split_name(name: str, units: int) -> str:

@@ -40,7 +40,7 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "version": VERSION,
         "backend": "muxk-sim",
         "model_id": plan.gpu.shape.name,
-        "device": plan.gpu.device.name,
+        "device": plan.gpu.backend.name,
         "policy": plan.opened.policy.name,
         "policy_sha": plan.opened.policy.sha,
         "settings": dict(plan.opened.text.settings),
@@ -59,6 +59,10 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "split_residency_ms": run.residency_ms,
         "idle": None if run.idle is None else idle_summary(run.idle),
         "idle_bubbles": None if run.idle is None else bubble_sizes(run.idle),
+        "migrations": run.counts.get("migrations", 0),
+        "migrated_pages": run.counts.get("migrated pages", 0),
+        "fetches": run.counts.get("fetches", 0),
+        "fetched_pages": run.counts.get("fetched pages", 0),
         "preemptions": run.counts["preemptions"],
         "recomputes": run.recomputes,
         "split_changes": run.counts["split changes"],
@@ -97,7 +101,7 @@ def table(plan: SimPlan, asked: Asked, run: Run) -> Table:
     from rich.table import Table
 
     rate = "as recorded" if asked.rate is None else f"{asked.rate:g} requests/s"
-    title = f"{plan.opened.policy.name} on {plan.gpu.device.name}, {plan.gpu.shape.name}"
+    title = f"{plan.opened.policy.name} on {plan.gpu.backend.name}, {plan.gpu.shape.name}"
     made = Table(title=f"{title}: {asked.workload}, {rate}", title_justify="left", show_header=False)
     made.add_column(style="bold", no_wrap=True)
     made.add_column()
@@ -120,7 +124,10 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
         f"{figures['total_token_throughput']:,.0f} tokens/s in and out",
     )
     yield from _verdicts(run)
-    yield "KV", f"{run.hit_rate:.1%} of prompt tokens reused; the pool holds {plan.gpu.kv_tokens:,} tokens"
+    pool = "the pool holds" if plan.gpu.cluster is None else "each device's pool holds"
+    yield "KV", f"{run.hit_rate:.1%} of prompt tokens reused; {pool} {plan.gpu.kv_tokens:,} tokens"
+    if plan.gpu.cluster is not None:
+        yield "KV between devices", _moves(run)
     yield "split (decode+prefill)", _residency(run)
     if run.idle is not None:
         yield "idle units", idle_line(run.idle)
@@ -149,6 +156,13 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
             f"contexts of up to {run.longest_tokens:,} tokens; the model was trained for "
             f"{plan.gpu.shape.context_max:,}: taken as with scaled positions",
         )
+
+
+def _moves(run: Run) -> str:
+    """What went over the links."""
+    counts = run.counts
+    moved = f"{counts['migrations']:,} requests moved with {counts['migrated pages']:,} pages"
+    return f"{moved}; {counts['fetches']:,} prefixes of {counts['fetched pages']:,} pages fetched"
 
 
 def _why(run: Run, failed: int) -> str:

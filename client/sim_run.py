@@ -383,6 +383,10 @@ class _Simulator:
         if self._plan.gpu.cluster is not None:
             migration = self._runtime.actor("migration").describe()
             run.counts["migrations"], run.counts["migrated pages"] = migration["requests"], migration["pages"]
+            run.counts["fetches"], run.counts["fetched pages"] = (
+                migration["fetches"],
+                migration["fetched_pages"],
+            )
         run.idle = self._idle().minus(self._idle_before)
         run.duration_ns = self._now_ns()
         run.answers = policy.answers

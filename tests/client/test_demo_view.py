@@ -54,6 +54,21 @@ def test_a_view_before_the_first_state_and_token_is_no_error() -> None:
     assert "split 0+0" in plain_line(DemoFacts(), {})
 
 
+def test_of_several_devices_each_has_a_line_and_pages_and_queues_are_added_up() -> None:
+    lanes = [[{"phase": "prefill", "tokens": 1512, "layers_left": 23}], [{"phase": "decode", "rows": 4}]]
+    several: dict[str, Any] = {"server": {"policy": "splitwise"}, "placement": {"waiting": 2}}
+    for number, running in enumerate(lanes):
+        one = state(running, {"1+1": 500 + number * 1000})
+        several |= {f"{actor}@{number}": one[actor] for actor in ("arbiter", "kv_pool", "admission")}
+    lines = drawn(live_view(facts(), several, SERVER, 35.0, 80))
+    text = "\n".join(lines)
+    assert len(lines) <= 24
+    for shown in ("device 0  no decode step", "device 1  decode step of 4", "4 waiting", "282 of 4096"):
+        assert shown in text
+    assert "split 1+1 | 1+1  waiting 4  pages 282/4096" in plain_line(facts(), several)
+    assert residency({}, several) == [("decode 1 + prefill 1 units", 1.0)]
+
+
 def test_time_by_split_counts_only_the_demo() -> None:
     before, after = state([], {"2+2": 9000}), state([], {"2+2": 10_000, "1+1": 3000})
     assert residency(before, after) == [
