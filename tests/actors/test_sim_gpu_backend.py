@@ -58,7 +58,7 @@ def test_a_config_json_is_a_model(tmp_path: Path) -> None:
     ("device", "model", "kv_tokens", "reason"),
     [
         ("sim:h200", "gpt-9", None, "no model 'gpt-9': use one of codellama-34b"),
-        ("sim:h200,tp=3", "qwen3-8b", None, "after the card comes tp=1, tp=2, tp=4, tp=8"),
+        ("sim:h200,tp=3", "qwen3-8b", None, "after the card comes tp=1, 2, 4, 8"),
         ("sim:h200,tp=2,tp=4", "qwen3-8b", None, "after the card comes"),
         ("sim:h200,", "qwen3-8b", None, "after the card comes"),
         ("sim:a100", "llama-3.1-70b", None, "does not fit on a100 with tp=1: of 85,899,345,920 bytes"),

@@ -205,7 +205,7 @@ def test_requests_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         (("--device", "sim:h20"), "did you mean 'sim:h200'?"),
         (("--device", "h200"), "did you mean 'sim:h200'?"),
         (("--device", "cpu"), "unknown simulated GPU 'cpu'"),
-        (("--device", "sim:h200,tp=3"), "after the card comes tp=1, tp=2"),
+        (("--device", "sim:h200,tp=3"), "after the card comes tp=1, 2, 4, 8"),
         (("--device", "sim:h200,pp=2"), "after the card comes tp=1"),
         (("--model", "qwen3-8"), "did you mean 'qwen3-8b'?"),
         (("--model", "llama-3.1-70b", "--device", "sim:a100"), "does not fit on a100 with tp=1"),
