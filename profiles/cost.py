@@ -143,11 +143,11 @@ class RooflineCost:
 
     def _stream_phase(self, tokens: int, units: int) -> PhaseCost:
         norm, add = self._streams["norm"] * tokens, self._streams["add"] * tokens
-        ns = NORMS * card.elementwise_ns(self.profile, "norm", norm, units)
-        ns += NORMS * card.elementwise_ns(self.profile, "add", add, units)
+        ns = NORMS * card.elementwise_ns(self.profile, "norm", tokens, norm, units)
+        ns += NORMS * card.elementwise_ns(self.profile, "add", tokens, add, units)
         moved = NORMS * (norm + add)
         for kernel in ("rope", "activation"):
-            ns += card.elementwise_ns(self.profile, kernel, self._streams[kernel] * tokens, units)
+            ns += card.elementwise_ns(self.profile, kernel, tokens, self._streams[kernel] * tokens, units)
             moved += self._streams[kernel] * tokens
         return PhaseCost(ns, moved)
 
@@ -162,7 +162,7 @@ class RooflineCost:
         cost = PhaseCost(0.0, 0.0)
         if load.embedded:
             moved = 2.0 * NUMBER_BYTES * load.embedded * self.shape.hidden
-            cost = PhaseCost(card.elementwise_ns(self.profile, "add", moved, units), moved)
+            cost = PhaseCost(card.elementwise_ns(self.profile, "add", load.embedded, moved, units), moved)
         if load.sampled:
             cost = _plus(cost, self._gemm(head_gemm(self.shape, self.tp), load.sampled, units))
         return cost

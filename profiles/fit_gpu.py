@@ -29,6 +29,9 @@ FITTED_ROWS_MAX = 3000
 SEED = 7
 OUTLIER = 0.1
 """Relative error from which a row counts less: tables have outliers."""
+OF_SEVERAL_WIDTHS = ("rope", "activation")
+"""Streams of which the tables of every card have rows of many widths: elsewhere the cost of a row can not be
+told from that of its bytes, and is 0."""
 NEGLIGIBLE = 1e-6
 """A number at its bound of 0."""
 VIDUR = "Vidur @7d47513 (MIT)"
@@ -142,15 +145,24 @@ def _prefill_fit() -> Fit:
     return Fit(rebuild, formula, start, low, high)
 
 
+STREAM_NAMES = ("floor_ns", "bandwidth_efficiency", "sharpness", "cached_gain", "row_ns")
+
+
 def _stream_fit(kernel: str) -> Fit:
     def rebuild(base: GpuProfile, numbers: Numbers) -> GpuProfile:
-        kernels = {**base.elementwise.kernels, kernel: model.ElementwiseKernel(*numbers)}
+        constants = dict.fromkeys(STREAM_NAMES, 0.0) | _named(STREAM_NAMES, numbers)
+        kernels = {**base.elementwise.kernels, kernel: model.ElementwiseKernel(**constants)}
         return _with(base, "elementwise", kernels=kernels)
 
     def formula(base: GpuProfile, row: Row) -> float:
-        return model.elementwise_ns(base, kernel, float(row.arguments[1]), base.card.units)
+        tokens, moved = float(row.arguments[1]), float(row.arguments[2])
+        return model.elementwise_ns(base, kernel, tokens, moved, base.card.units)
 
-    return Fit(rebuild, formula, (3000.0, 0.6, 2.0), (0.0, 0.02, 1.0), (30_000.0, 1.0, 10.0))
+    free = len(STREAM_NAMES) - (kernel not in OF_SEVERAL_WIDTHS)
+    start = (3000.0, 0.6, 2.0, 0.2, 100.0)[:free]
+    low = (0.0, 0.02, 1.0, 0.0, 0.0)[:free]
+    high = (30_000.0, 1.0, 10.0, 0.9, 10_000.0)[:free]
+    return Fit(rebuild, formula, start, low, high)
 
 
 def _all_reduce_fit(tp: int) -> Fit:

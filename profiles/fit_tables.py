@@ -78,7 +78,7 @@ def _count(path: Path, line: int, row: dict[str, str], key: str) -> int:
 
 
 def vidur_layers(path: Path) -> tuple[list[Row], list[Row]]:
-    """GEMMs (tokens, columns, inner) and elementwise kernels (kernel, bytes) of Vidur's MLP tables."""
+    """GEMMs (tokens, columns, inner) and streams (kernel, tokens, bytes) of Vidur's MLP tables."""
     gemms: list[Row] = []
     streams: list[Row] = []
     for line, row in _csv_rows(path):
@@ -103,7 +103,7 @@ def vidur_layers(path: Path) -> tuple[list[Row], list[Row]]:
         for key, (kernel, numbers) in moved.items():
             ns = _vidur_ns(path, line, row, key)
             if ns:
-                arguments = (kernel, float(NUMBER_BYTES * numbers * tokens))
+                arguments = (kernel, tokens, float(NUMBER_BYTES * numbers * tokens))
                 streams.append(_vidur_row(kernel, f"{numbers}x{tokens}", arguments, ns))
     return gemms, streams
 

@@ -61,6 +61,8 @@ class Card(Group, frozen=True):
     """HBM bytes a ns."""
     link_bandwidth: float
     """NVLink, bytes a ns, both directions together."""
+    l2_bytes: int
+    """What the kernels of a layer hand over through it is read faster than from HBM."""
 
 
 class Partition(Group, frozen=True):
@@ -127,10 +129,14 @@ class ElementwiseKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     floor_ns: float
     bandwidth_efficiency: float
     sharpness: float
+    cached_gain: float
+    """Share of the streaming time that a kernel saves whose data all lie in the L2 cache."""
+    row_ns: float
+    """Of each token's block on an SM, however narrow it is; blocks spread over the SMs."""
 
 
 class ElementwiseConstants(Group, frozen=True):
-    """Kernels that stream their data once."""
+    """Kernels that stream their data once, in part from the L2 cache where the kernel before left them."""
 
     kernels: dict[str, ElementwiseKernel]
 
@@ -366,9 +372,18 @@ def prefill_attention_ns(
     return constants.floor_ns + smooth_max(compute, memory, constants.sharpness)
 
 
-def elementwise_ns(profile: GpuProfile, kernel: str, moved: float, units: int) -> float:
+def cached_share(card: Card, moved: float) -> float:
+    """Of so many bytes, what the L2 cache still holds: all up to half its size, nothing from 1.5 times it."""
+    return min(1.0, max(0.0, 1.5 - moved / card.l2_bytes))
+
+
+def elementwise_ns(profile: GpuProfile, kernel: str, tokens: float, moved: float, units: int) -> float:
+    """`moved` bytes in all, over `tokens` blocks. An SM draws from the L2 cache no faster than from HBM."""
     constants = profile.elementwise.kernels[kernel]
-    streamed = moved / drawn_bandwidth(profile, constants.bandwidth_efficiency, units)
+    cached = constants.cached_gain * cached_share(profile.card, moved)
+    share = units / profile.partition.saturating_units
+    slowness = max((1.0 - cached) / constants.bandwidth_efficiency, 1.0 / share)
+    streamed = slowness * moved / profile.card.bandwidth + constants.row_ns * tokens / units
     return smooth_max(constants.floor_ns, streamed, constants.sharpness)
 
 
