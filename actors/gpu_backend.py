@@ -84,10 +84,11 @@ def parse_gpu(device: str) -> GpuChoice:
     moved = tuple(_moved(device, option) for option in options if "*" in option)
     options = [option for option in options if "*" not in option]
     given = dict(option.partition("=")[::2] for option in options)
+    twice = len(given) < len(options)
     off, off_seed = _off(device, given.pop("off", "0%"))
     sizes = [given.pop("tp", "1"), given.pop("devices", "1")]
     tp, devices = (int(size) if size.isdecimal() and len(size) < 4 else 0 for size in sizes)
-    if given or len(options) > 3 or tp not in TP_SIZES or not 1 <= devices <= DEVICES_MAX:
+    if given or twice or tp not in TP_SIZES or not 1 <= devices <= DEVICES_MAX:
         raise StartupError(
             f"device {device!r}: after the card comes tp={', '.join(map(str, TP_SIZES))} (GPUs that work as "
             f"one device), devices=1 to {DEVICES_MAX}, off=15% (constants wrong by that much), "
