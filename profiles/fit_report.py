@@ -29,12 +29,12 @@ are marked.
 OVER = """
 Why `down` of the H100 is over it. Vidur measures `o` on random numbers, `down` on what its gated MLP gives
 for weights within 0.001: products too small for fp16, that is zeros, on which a card that its power limits
-clocks higher. At 4,096 tokens `down` (8192 x 3584) ran at 813 TFLOP/s, `o` (8192 x 4096) at 680; one set of
-constants is 11 % too slow for the one and 7 % too fast for the other. A clock of its own for zeros was
-tried (fitted: 7 % faster; 8.5 % and 20 % of error) and left out, since serving would not use it. The rest
-is the library's choice of a kernel, which no smooth formula follows: at 576, 640 and 704 tokens `down`
-(8192 x 7168) took 136, 207 and 134 us. And three of the four shapes of the 70B are held out: the hash is
-not asked twice.
+clocks higher (so we read its code; no table says so). At 4,096 tokens `down` (8192 x 3584) ran at 813
+TFLOP/s, `o` (8192 x 4096) at 680; one set of constants is 11 % too slow for the one and 7 % too fast for
+the other. A clock of its own for zeros was tried (fitted: 7 % faster; 8.5 % and 20 % of error) and left
+out, since serving would not use it. The rest is the library's choice of a kernel, which no smooth formula
+follows: at 576, 640 and 704 tokens `down` (8192 x 7168) took 136, 207 and 134 us. And three of the four
+shapes of the 70B are held out: the hash is not asked twice.
 
 The SGLang rows of the H200 are another engine's kernels, shown to tell how far one engine's constants
 carry.
@@ -43,7 +43,7 @@ Streams have two constants beside a floor and a bandwidth. What the kernels of a
 the L2 cache while it fits: norms of half a cache ran 1.3 times (A100) and 1.4 times (H100) as fast a byte
 as long ones. And a token's row costs its block a start, which narrow rows of rope and of the activation
 show (those of a split model). The L2 cache's size is the data sheet's; that its share falls to nothing
-between 0.5 and 1.5 times that size was read off the fitted rows.
+between 0.5 and 1.5 times that size is the best of nine such ranges on the fitted rows, to within 3 %.
 """
 FIGURES = """
 ## Figures beside the tables

@@ -382,8 +382,9 @@ def elementwise_ns(profile: GpuProfile, kernel: str, tokens: float, moved: float
     constants = profile.elementwise.kernels[kernel]
     cached = constants.cached_gain * cached_share(profile.card, moved)
     share = units / profile.partition.saturating_units
-    slowness = max((1.0 - cached) / constants.bandwidth_efficiency, 1.0 / share)
-    streamed = slowness * moved / profile.card.bandwidth + constants.row_ns * tokens / units
+    if cached < 1.0:
+        share = min(share, constants.bandwidth_efficiency / (1.0 - cached))
+    streamed = moved / (profile.card.bandwidth * share) + constants.row_ns * tokens / units
     return smooth_max(constants.floor_ns, streamed, constants.sharpness)
 
 
