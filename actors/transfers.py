@@ -74,6 +74,8 @@ class Transfers:
         self.under_way: list[Transfer] = []
         self._resizing: list[deque[Transfer]] = [deque() for _ in groups]
         """By group, the transfers that wait for its arbiter, in order."""
+        self._taking: list[deque[Transfer]] = [deque() for _ in groups]
+        """And for its kv_pool to have the pages."""
 
     def is_moving(self, device: int) -> bool:
         return any(device in transfer.devices for transfer in self.under_way)
@@ -150,10 +152,7 @@ class Transfers:
 
     def taken(self, group: int) -> Transfer | None:
         """kv_pool of a group: it has the pages. A transfer that ended by that."""
-        for transfer in self.under_way:
-            if transfer.step is Step.TAKEN and transfer.target == group and transfer.with_pages:
-                return self._answered(transfer)
-        raise AssertionError(f"nobody gave group {group} pages")
+        return self._answered(self._taking[group].popleft())
 
     def _answered(self, transfer: Transfer) -> Transfer | None:
         transfer.waits -= 1
@@ -176,6 +175,7 @@ class Transfers:
         if transfer.with_pages:
             member.with_pages = tuple(sorted((*member.with_pages, *transfer.with_pages)))
             transfer.waits += 1
+            self._taking[transfer.target].append(transfer)
             self._send_kv(transfer.target, TakeDevices(transfer.with_pages))
         self._resize(transfer.target, member.width, transfer)
 
