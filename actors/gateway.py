@@ -55,7 +55,7 @@ LIVE_MAX = 8192
 """Bound on live requests of all peers."""
 LIVE_PER_PEER_MAX = 2048
 UNREAD_CHARS_MAX = 1 << 26
-"""Bound on the prompts' texts that wait for the tokenizer: many small ones must not fill the memory together."""
+"""Bound on prompts that wait for the tokenizer: many small ones must not fill the memory together."""
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
 

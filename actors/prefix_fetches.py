@@ -1,10 +1,10 @@
 """Prefixes on their way to the device that computes the rest of a prompt, from the one that will decode it.
 
-Where a policy keeps KV on the devices that decode only (`Policy.fetches_prefix`), a request comes to migration
-before it comes to a group's admission. The pool that has its prefix holds those pages, the other one makes
-room, the link copies what is missing, and the request goes on. Nothing waits for pages: without room, or when
-the link fails, the request goes on without. migration owns the one object of this class. Invariant: for each
-request in `fetches` either a pool was asked, or the link copies.
+Where a policy keeps KV on the devices that decode only (`Policy.fetches_prefix`), a request comes to
+migration before it comes to a group's admission. The pool that has its prefix holds those pages, the other
+one makes room, the link copies what is missing, and the request goes on. Nothing waits for pages: without
+room, or when the link fails, the request goes on without. migration owns the one object of this class.
+Invariant: for each request in `fetches` either a pool was asked, or the link copies.
 """
 
 from __future__ import annotations

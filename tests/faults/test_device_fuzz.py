@@ -24,7 +24,7 @@ from muxk.kernel.devices.sim_gpu import SimGpu
 from muxk.kernel.link import MigrationDone
 from muxk.kernel.messages import PrefillDone
 from muxk.policies.shipped_files import shipped_text
-from virtual_server import MS, S, VirtualServer
+from virtual_server import MS, S
 
 SCHEDULES = int(os.environ.get("MUXK_SCHEDULES", "12"))
 FIRST_SEED = int(os.environ.get("MUXK_SCHEDULE_SEED", "0"))
