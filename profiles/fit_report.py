@@ -60,10 +60,10 @@ or gaps of 4 us between some ten kernels of a layer, which no table has; the fig
 8 SMs 103 us (70B) and 181 us (8B) a layer are missing: part of it grows as SMs get fewer, which an
 all-reduce does on a real card and does not here. The 8B model's layers are short, so that it suffers most.
 
-Prefill attention of 512 to 2,048 tokens on the H200 is 13 to 27 % too slow for 32 heads, less so for others
-(8 heads are too slow up to 4,096 tokens). A smoothness of its own for the memory, a floor that overlaps,
-and a start for each block were tried; the best of them still leaves 22 %, for a constant more, and none was
-kept.
+Prefill attention of 512 to 2,048 tokens on the H200 is 14 to 27 % too slow for 32 heads; with fewer heads
+this goes on for longer prompts (8 heads: 13 to 30 % from 1,024 to 4,096 tokens). A smoothness of its own
+for the memory, a floor that overlaps, and a start for each block were tried; the best of them still leaves
+22 % at 1,024 tokens, for a constant more, and none was kept.
 
 A card that throttles is not modelled: the largest GEMMs of the H200 (8192 x 8192 from 8192 tokens) reach
 670 TFLOP/s in the table and 815 here.
