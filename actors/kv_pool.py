@@ -138,7 +138,7 @@ class KvPool(Actor):
     def on_release_pages(self, message: ReleasePages) -> None:
         state = self.state
         if message.tokens:
-            state.pool.publish(message.request_id, message.tokens)
+            state.pool.keep(message.request_id, message.tokens)
         else:
             state.pool.forget(message.request_id)
         state.prompts.pop(message.request_id, None)

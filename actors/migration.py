@@ -92,7 +92,7 @@ class MigrationActor(Actor):
         self.state = MigrationState(next_migration=first_migration)
 
     def started(self) -> None:
-        self._fetches = PrefixFetches(self._groups, self.context, self._link.launch)
+        self._fetches = PrefixFetches(self._groups, self.context, self._link)
 
     # --- prefixes ---
 

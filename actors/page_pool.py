@@ -5,7 +5,8 @@ it, the prefix index can still give it out), *free*. `check` asserts it. Page 0 
 pool may get pages of more devices, and give them back: those in use leave as they come free. The index key
 of a page is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that
 a collision can not hand out foreign KV. A *guest* is an indexed page whose KV was fetched from another pool
-for requests that are to come: it may be evicted like any other, and is free when the last of them is done.
+for requests that are to come, or that is to be forgotten: it may be evicted like any other, and is free when
+the last request is done that holds it or is to come.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class PagePool:
         self._chains: dict[int, _Chain] = {}
         """Of requests that hold pages."""
         self._guests: dict[int, dict[int, None]] = {}
-        """Pages that were fetched, each with the requests that are still to come for it."""
+        """Each with the requests that are still to come for it."""
         self._expected: dict[int, list[int]] = {}
         """Guests by such a request, as they were when it was announced."""
         self.add(pages)
@@ -273,14 +274,25 @@ class PagePool:
                 self._entries[page] = entry
 
     def forget(self, request_id: int) -> None:
-        """Take pages out of the index that a request filled by itself and nobody else holds.
+        """Take pages out of the index that a request filled by itself, as soon as nobody else holds them.
 
         What it found there stays: others put it there, and may come back for it.
         """
         pages = self._held.get(request_id, [])
         for page in pages[self._found.get(request_id, 0) :]:
-            if self._references[page] == 1 and page in self._entries:
+            if page not in self._entries:
+                continue
+            if self._references[page] == 1:
                 self._unindex(page)
+            else:
+                self._guests.setdefault(page, {})
+
+    def keep(self, request_id: int, tokens: bytes) -> None:
+        """Index the full pages of a request, and let them stay when it has gone."""
+        self.publish(request_id, tokens)
+        for page in self._held.get(request_id, ()):
+            if self._guests.get(page) == {}:
+                del self._guests[page]
 
     def _unindex(self, page: int) -> None:
         del self._index[self._entries.pop(page).key]
@@ -317,7 +329,7 @@ class PagePool:
             assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
         assert len(self._index) == len(self._entries), "an index entry has no page"
         for page, waiting in self._guests.items():
-            assert page in self._entries, f"page {page} was fetched and is not indexed"
+            assert page in self._entries, f"page {page} is a guest and is not indexed"
             assert waiting or self._references[page], f"nobody comes for page {page}"
 
     def _match(self, chain: _Chain, most: int, filling: Filling | None) -> list[int]:

@@ -9,7 +9,6 @@ Invariant: for each request in `fetches` either a pool was asked, or the link co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from muxk.actors.group_messages import (
 from muxk.actors.messages import ReleasePages
 from muxk.actors.refs import Refs
 from muxk.kernel.actor import Context
-from muxk.kernel.link import Migration, MigrationDone
+from muxk.kernel.link import Link, Migration, MigrationDone
 from muxk.kernel.statuses import Reason, StatusReport
 
 
@@ -45,7 +44,7 @@ class Fetch:
 class PrefixFetches:
     groups: tuple[Refs, ...]
     context: Context
-    launch: Callable[[Migration], None]
+    link: Link
     fetches: dict[int, Fetch] = field(default_factory=dict)
     """By request."""
     copying: dict[int, int] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class PrefixFetches:
             return 0
         asked, first = fetch.asked, message.present
         self.copying[migration_id] = message.request_id
-        self.launch(
+        self.link.launch(
             Migration(migration_id, asked.source, asked.target, fetch.pages[first:], message.pages[first:])
         )
         return 1

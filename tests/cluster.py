@@ -18,6 +18,7 @@ from muxk.profiles.operators import ModelShape, load_shape
 from virtual_server import VirtualServer
 
 WORD = 1 << 64
+LETTERS = [97 + letter for letter in range(26)]
 SHAPE: ModelShape = load_shape("llama-3.1-8b")
 
 
@@ -35,6 +36,11 @@ def cluster_server(
     return VirtualServer(
         policy, backend=cluster_backend(devices, kv_tokens), seed=seed, calibrate=False, **options
     )
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.choice(LETTERS) for _ in range(length)]
 
 
 class RandomPlaces:

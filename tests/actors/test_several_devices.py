@@ -5,16 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from cluster import RandomPlaces, cluster_server, gpu_tokens
+from cluster import RandomPlaces, cluster_server, gpu_tokens, prompt_of
 from virtual_server import MS, S, VirtualServer
-
-LETTERS = [97 + letter for letter in range(26)]
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.choice(LETTERS) for _ in range(length)]
-
 
 Asked = dict[str, tuple[list[int], int]]
 """Prompt and number of tokens, by name."""
