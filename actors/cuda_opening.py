@@ -14,7 +14,7 @@ from muxk.actors.backends import Backend, Progress, StartupError
 from muxk.actors.tokenizer import Tokenizer
 from muxk.kernel.device import DeviceLost
 from muxk.kernel.devices.cuda import CudaDevice, Opened
-from muxk.kernel.devices.cuda_driver import CudaError, CudaUnavailable, open_driver, prepare_process
+from muxk.kernel.devices.cuda_driver import CudaError, CudaUnavailable, open_driver
 from muxk.kernel.devices.cuda_graphs import BUCKETS
 from muxk.kernel.devices.cuda_memory import DoesNotFitOnCard, plan_memory
 from muxk.kernel.devices.cuda_partition import PartitionRefused, Partitions, open_partitions
@@ -22,6 +22,7 @@ from muxk.kernel.devices.cuda_streams import CudaStreams, TorchStreams
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models import cuda_load
 from muxk.models.config import ModelConfig
+from muxk.models.cuda_lane import release_memory
 from muxk.models.errors import ModelError
 from muxk.models.load import open_weights
 from muxk.models.resolve import resolve_model
@@ -58,7 +59,6 @@ class CardModel:
 
 def open_card(index: int, model: str, dtype: str, kv_tokens: int | None, progress: Progress) -> Backend:
     """The card of an index with a model of the user's. Raises StartupError."""
-    prepare_process()
     try:
         card = open_driver().card(index)
         source = resolve_model(model)
@@ -110,6 +110,8 @@ class _Opening:
         self._access = access
         self._model = model
         self._progress = progress
+        self._pages: int | None = None
+        """As many as when it was opened first: the actors were built for them."""
 
     def open(self) -> Opened:
         """Partitions first, for their contexts take memory; the weights once it is known that they fit."""
@@ -128,15 +130,18 @@ class _Opening:
         if fault is not None:
             raise DeviceLost(fault)
         self._progress = lambda what, done: None
+        release_memory()
         return self.open()
 
     def _open(self, streams: CudaStreams, partitions: Partitions) -> Opened:
         model, access = self._model, self._access
         dtype = cuda_load.card_dtype(model.dtype, access.capability)
         free, total = streams.memory()
-        splits = len(partitions.splits())
-        needs, chunk = cuda_load.card_needs(model.name, model.config, dtype, total, splits)
-        plan = plan_memory(free, total, needs, _pages(model.kv_tokens))
+        units, splits = partitions.units, len(partitions.splits())
+        needs, chunk = cuda_load.card_needs(model.name, model.config, dtype, total, units, splits)
+        pages = _pages(model.kv_tokens) if self._pages is None else self._pages
+        plan = plan_memory(free, total, needs, pages)
+        self._pages = plan.pages
         runner = cuda_load.load_cuda_runner(
             model.weights(access.torch_device, dtype),
             access.torch_device,

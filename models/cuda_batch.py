@@ -161,6 +161,14 @@ def to_host(tensor: Tensor) -> Tensor:
     return pinned.copy_(tensor, non_blocking=True)
 
 
+def used_on_this_stream(*tensors: Tensor) -> None:
+    """Tell the allocator of tensors that another lane's stream allocated, so that what reads them here has
+    ended before their memory is somebody else's."""
+    for tensor in tensors:
+        if tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream())
+
+
 def _starts(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 

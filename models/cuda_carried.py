@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from muxk.kernel.work import DecodeWork, int32_array
 from muxk.models.carried import STEPS_KEPT, CarriedTokensMissingError
-from muxk.models.cuda_batch import upload_arrays
+from muxk.models.cuda_batch import upload_arrays, used_on_this_stream
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,6 +31,7 @@ class CarriedOnDevice:
         """Remember the tokens int32[rows] of a step; the oldest is forgotten."""
         rows = tokens.shape[0]
         if rows > self._tokens.shape[1]:
+            used_on_this_stream(self._tokens)
             self._tokens = functional.pad(self._tokens, (0, rows - self._tokens.shape[1]))
         self._steps.pop(step_id, None)
         self._tokens[self._next, :rows].copy_(tokens)

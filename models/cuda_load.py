@@ -15,9 +15,11 @@ from muxk.models.cuda_choice import attention_of, kernels_for
 from muxk.models.cuda_kernels import AttentionKind, AttentionShape, distinct_windows
 from muxk.models.cuda_layers import CudaOperators
 from muxk.models.cuda_runner import CudaModelRunner
+from muxk.models.cuda_workspace import attention_workspace_bytes
 from muxk.models.errors import ModelError
 from muxk.models.llama import LlamaDecoder, load_decoder, tensor_names
 from muxk.models.load import open_weights
+from muxk.models.ops import Heads
 from muxk.models.resolve import FolderSource, Source
 from muxk.models.weights import Progress, SafetensorsWeights, Weights
 from torch import Tensor
@@ -32,9 +34,9 @@ CHUNK_TOKENS = (512, 8192)
 """Least and most prompt tokens of one item."""
 ACTIVATIONS_SHARE = 0.06
 """Of the card's memory, for the activations of all prefill lanes; it bounds the chunk."""
-WORKSPACE_BYTES = 176 << 20
-"""Of one lane beside its activations: FlashInfer's workspaces (128 and 8 MiB), cuBLAS's (32 MiB a stream on
-Hopper), and room for the attention of a second window."""
+WORKSPACE_BYTES = 48 << 20
+"""Of one lane beside its activations and the partial results of its attention: FlashInfer's plans (8 MiB),
+cuBLAS's workspace (32 MiB a stream on Hopper), and room for the attention of a second window."""
 DTYPES: Mapping[str, str] = {
     "auto": "bfloat16",
     "bf16": "bfloat16",
@@ -85,13 +87,19 @@ def chunk_tokens(config: ModelConfig, itemsize: int, total: int, prefill_lanes: 
     return min(config.max_context_tokens, max(least, min(most, fitting // PAGE_SIZE * PAGE_SIZE)))
 
 
-def lanes_bytes(config: ModelConfig, itemsize: int, chunk: int, decode_lanes: int, prefill_lanes: int) -> int:
-    """Of all lanes: activations, attention workspaces, and logits in float32 where two lanes sample."""
+def lanes_bytes(
+    config: ModelConfig, itemsize: int, chunk: int, units: int, decode_lanes: int, prefill_lanes: int
+) -> int:
+    """Of all lanes on a card of so many SMs: activations, attention workspaces, logits in float32 where two
+    lanes sample; and the table of rotations that they share."""
     token = activation_bytes(config, itemsize)
     prefill = prefill_lanes * (chunk + ROWS_MAX) * token
     decode = decode_lanes * ROWS_MAX * token
     logits = 2 * 2 * 4 * ROWS_MAX * config.vocabulary
-    return prefill + decode + logits + (decode_lanes + prefill_lanes) * WORKSPACE_BYTES
+    rotations = 4 * config.max_context_tokens * config.head_dim
+    heads = Heads(config.heads, config.kv_heads, config.head_dim, config.rms_epsilon)
+    workspace = WORKSPACE_BYTES + attention_workspace_bytes(heads, units, ROWS_MAX)
+    return prefill + decode + logits + rotations + (decode_lanes + prefill_lanes) * workspace
 
 
 def parked_bytes(config: ModelConfig, itemsize: int, chunk: int) -> int:
@@ -100,16 +108,17 @@ def parked_bytes(config: ModelConfig, itemsize: int, chunk: int) -> int:
 
 
 def card_needs(
-    name: str, config: ModelConfig, dtype: CardType, total: int, splits: int
+    name: str, config: ModelConfig, dtype: CardType, total: int, units: int, splits: int
 ) -> tuple[MemoryNeeds, int]:
-    """What a model takes beside its KV pool with so many splits on `total` bytes, and its largest chunk."""
+    """What a model takes beside its KV pool on `total` bytes and so many SMs with so many splits, and its
+    largest chunk."""
     itemsize, prefill_lanes = dtype.itemsize, splits + 1  # One on the whole device.
     chunk = chunk_tokens(config, itemsize, total, prefill_lanes)
     needs = MemoryNeeds(
         model=name,
         weights=weight_bytes(config, itemsize),
         page=page_bytes(config, itemsize),
-        lanes=lanes_bytes(config, itemsize, chunk, splits, prefill_lanes),
+        lanes=lanes_bytes(config, itemsize, chunk, units, splits, prefill_lanes),
         parked=parked_bytes(config, itemsize, chunk),
     )
     return needs, chunk
@@ -211,6 +220,8 @@ def load_cuda_runner(
     """Load every tensor, make the KV pool, and wait until both are there. ModelError as `load_decoder`."""
     device = torch.device(on)
     decoder = load_decoder(weights, CudaOperators(kernels_for(device), dtype, device), progress)
+    if progress is not None and device.type == "cuda":
+        progress(1, 1, "attention, compiled where that has not been done")
     attention = attention_for(decoder, dtype, device, device_units)
     runner = CudaModelRunner(decoder, attention, pages, chunk_tokens_max, rows_max)
     if device.type == "cuda":

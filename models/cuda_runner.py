@@ -18,10 +18,19 @@ import torch
 from muxk.kernel.cuda_runner import CudaLaneState
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, Phase, PrefillWork, ProbeWork, int32_array
 from muxk.models.chunks import Chunk, chunk_of
-from muxk.models.cuda_batch import Batch, Ints, decode_tables, joined_table, tables_of, upload, upload_arrays
+from muxk.models.cuda_batch import (
+    Batch,
+    Ints,
+    decode_tables,
+    joined_table,
+    tables_of,
+    upload,
+    upload_arrays,
+    used_on_this_stream,
+)
 from muxk.models.cuda_carried import CarriedOnDevice
 from muxk.models.cuda_kernels import Attend, AttentionKind
-from muxk.models.cuda_lane import CudaLane, StepBucket, capture_step, open_bucket
+from muxk.models.cuda_lane import CudaLane, StepBucket, capture_step, open_bucket, release_memory
 from muxk.models.cuda_layers import CudaOperators, LaneAttention, Scratch
 from muxk.models.cuda_logprobs import PendingLogprobs, prompt_logprobs_on_device
 from muxk.models.cuda_sampling import PendingOutput, Sampled, sample_on_device
@@ -64,7 +73,7 @@ class CudaModelRunner:
         operators = decoder.operators
         assert isinstance(operators, CudaOperators), operators
         config = decoder.config
-        self.decoder = decoder
+        self._decoder: LlamaDecoder | None = decoder
         self._operators = operators
         self._attention = attention
         self._device = operators.device
@@ -79,6 +88,11 @@ class CudaModelRunner:
         )
         self._parked: dict[int, _Parked] = {}
         self._carried = CarriedOnDevice(rows_max, self._device)
+
+    @property
+    def decoder(self) -> LlamaDecoder:
+        assert self._decoder is not None, "the runner is closed"
+        return self._decoder
 
     @property
     def layers(self) -> int:
@@ -146,7 +160,7 @@ class CudaModelRunner:
             state = self._parked.pop(work.batch_id)
         assert state.chunk.span == tokens, (state.chunk.span, tokens)
         assert state.next_layer == layers.start, (state.next_layer, layers)
-        _used_on_this_stream(state.hidden, state.batch.packed)
+        used_on_this_stream(state.hidden, state.batch.packed)  # a chunk may go on in another lane
         attend = lane.planner.plan(state.batch)
         self._run_layers(lane, layers, state.hidden, state.batch, attend)
         state.next_layer = layers.stop
@@ -215,11 +229,11 @@ class CudaModelRunner:
         self._carried.forget()
 
     def close(self) -> None:
-        """Free the pool and what is parked. Weights and lanes go with their last reference."""
+        """Free weights, pool and what is parked. Lanes go with their last reference, before this."""
         self.reset()
         self.kv = ()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._decoder = None
+        release_memory()
 
     def _begin(self, work: PrefillWork, tokens: range) -> _Parked:
         chunk = self._chunk(work, tokens)
@@ -323,10 +337,3 @@ def _table(work: DecodeWork) -> Ints:
 
 def _ints(values: Sequence[int]) -> Ints:
     return np.asarray(values, dtype=np.int32)
-
-
-def _used_on_this_stream(*tensors: Tensor) -> None:
-    """Tell the allocator, since a chunk may go on in another lane than the one that allocated for it."""
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            tensor.record_stream(torch.cuda.current_stream())

@@ -10,10 +10,11 @@
    random weights: TTFT and TBT, idle time by cause, and the simulator's prediction of each run
 
 Each stage is a process of its own with a time of its own; one that fails does not stop the next. Each writes
-`stage-N.json` before the next starts, with date, card and driver, fit to be committed under profiles/. At the
-end `constants.yaml` holds what was measured in the form of profiles/gpus/h200.yaml: it is to replace the
-groups there that say `assumed: true`. Nothing is downloaded. With --dry-run no card is used: every line that
-needs none runs on sizes that take no time, and no figure means anything.
+`stage-N.json` as it goes on, with date, card and driver, fit to be committed under profiles/: what it has
+found is there also when it fails or is ended. At the end `constants.yaml` holds what was measured in the form
+of profiles/gpus/h200.yaml: it is to replace the groups there that say `assumed: true`. Nothing is downloaded.
+With --dry-run no card is used: every line that needs none runs on sizes that take no time, and no figure
+means anything.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,8 +36,10 @@ from muxk.kernel.devices.cuda_streams import first_line
 BUILD_S = 150.0
 """FlashInfer's kernels are compiled by one process beside the first stage; what is not there after so long is
 done without, by Triton's."""
-BOXES_S: Mapping[int, float] = {1: 45.0, 2: 75.0, 3: 75.0, 4: 50.0, 5: 245.0}
-"""With the build ten minutes."""
+BOXES_S: Mapping[int, float] = {1: 45.0, 2: 75.0, 3: 75.0, 4: 50.0, 5: 225.0}
+"""With the build less than ten minutes. What is left over goes to the last stage."""
+TOTAL_S = 570.0
+"""Of all stages and the build."""
 GRACE_S = 15.0
 """After its time a stage is ended."""
 NAMES: Mapping[int, str] = {1: "partitions", 2: "operators", 3: "parity", 4: "decode", 5: "serving"}
@@ -48,23 +52,30 @@ class Arguments:
     dry_run: bool
     index: int
     only: int | None
+    box: float | None
+    """Time of `only`, in seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when every stage ended by itself."""
     arguments = _parsed(argv)
     if arguments.only is not None:
-        _write(arguments, arguments.only, _in_process(arguments, arguments.only))
+        box_s = BOXES_S[arguments.only] if arguments.box is None else arguments.box
+        _write(arguments, arguments.only, _in_process(arguments, arguments.only, box_s))
         return 0
+    began_all = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
     reports: dict[int, Mapping[str, Any]] = {}
     build = None if arguments.dry_run else Build(arguments)
     for stage in arguments.stages:
         if build is not None and stage > 1:
             build.settle()
-        print(f"stage {stage}, {NAMES[stage]}: at most {BOXES_S[stage]:.0f} s", flush=True)
         began = time.monotonic()
-        reports[stage] = _run(arguments, stage)
+        box_s = BOXES_S[stage]
+        if stage == max(BOXES_S):
+            box_s = max(box_s, TOTAL_S - GRACE_S - (began - began_all))
+        print(f"stage {stage}, {NAMES[stage]}: at most {box_s:.0f} s", flush=True)
+        reports[stage] = _run(arguments, stage, box_s)
         told = reports[stage].get("failed", "done")
         print(f"  {told}, {time.monotonic() - began:.1f} s", flush=True)
     if build is not None:
@@ -84,6 +95,7 @@ def _parsed(argv: Sequence[str] | None) -> Arguments:
     parser.add_argument("--index", type=int, default=0, help="which card, as CUDA counts them")
     parser.add_argument("--dry-run", action="store_true", help="without a card, as far as that goes")
     parser.add_argument("--only", type=int, choices=tuple(BOXES_S), help=argparse.SUPPRESS)
+    parser.add_argument("--box", type=float, help=argparse.SUPPRESS)
     values = vars(parser.parse_args(argv))
     parts = [part.strip() for part in values["stages"].split(",") if part.strip()]
     wrong = [part for part in parts if part not in map(str, BOXES_S)]
@@ -97,27 +109,46 @@ def _path(arguments: Arguments, stage: int) -> Path:
     return arguments.out / f"stage-{stage}.json"
 
 
-def _run(arguments: Arguments, stage: int) -> Mapping[str, Any]:
+def _run(arguments: Arguments, stage: int, box_s: float) -> Mapping[str, Any]:
     """In a process of its own, so that an error that sticks to the card's context ends with it."""
     if arguments.dry_run:
-        report = _in_process(arguments, stage)
+        report = _in_process(arguments, stage, box_s)
         _write(arguments, stage, report)
         return report
     path = _path(arguments, stage)
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "muxk.profiles.gpu_check", "--only", str(stage)]
+    command = [sys.executable, "-m", "muxk.profiles.gpu_check", "--only", str(stage), "--box", f"{box_s:.1f}"]
     command += ["--out", str(arguments.out), "--index", str(arguments.index)]
-    try:
-        ended = subprocess.run(command, timeout=BOXES_S[stage] + GRACE_S, stderr=subprocess.PIPE, check=False)
-        words = ended.stderr.decode(errors="replace").strip()[-2000:]
-        failed = f"its process ended with code {ended.returncode}: {words}"
-    except subprocess.TimeoutExpired:
-        failed = f"it was ended after {BOXES_S[stage] + GRACE_S:.0f} s"
-    if not path.exists():
-        _write(arguments, stage, {"stage": NAMES[stage], "failed": failed})
+    with (arguments.out / f"stage-{stage}.log").open("wb") as log:
+        code = _ended(subprocess.Popen(command, stderr=log, start_new_session=True), box_s + GRACE_S)
+    if code is None:
+        failed = f"it was ended after {box_s + GRACE_S:.0f} s"
+    else:
+        failed = f"its process ended with code {code}: {_last_words(arguments.out / f'stage-{stage}.log')}"
+    if code != 0 or not path.exists():
+        found = _read(path) if path.exists() else {"stage": NAMES[stage]}
+        _write(arguments, stage, {**found, "failed": failed})
+    return _read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
     report = json.loads(path.read_text("utf-8"))
     assert isinstance(report, dict)
     return report
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """The code of a process; None when it, and all that it started, had to be killed."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        process.wait()
+        return None
+
+
+def _last_words(path: Path) -> str:
+    return path.read_text("utf-8", errors="replace").strip()[-2000:]
 
 
 class Build:
@@ -125,8 +156,10 @@ class Build:
 
     def __init__(self, arguments: Arguments) -> None:
         self._began = time.monotonic()
+        self._log = arguments.out / "build.log"
         command = [sys.executable, "-m", "muxk.profiles.gpu_check_build", "--index", str(arguments.index)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self._settled = False
 
     def settle(self) -> None:
@@ -134,39 +167,38 @@ class Build:
         if self._settled:
             return
         self._settled = True
-        try:
-            code = self._process.wait(max(1.0, self._began + BUILD_S - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        took = time.monotonic() - self._began
-        if code:
-            os.environ["MUXK_FLASHINFER"] = "0"
-            print(
-                f"attention is Triton's: the build of FlashInfer's ended with {code}, {took:.0f} s",
-                flush=True,
-            )
-        else:
-            print(f"attention is built, {took:.0f} s")
+        code = _ended(self._process, max(1.0, self._began + BUILD_S - time.monotonic()))
+        took, words = time.monotonic() - self._began, _last_words(self._log).splitlines()[-1:]
+        if code == 0:
+            print(f"attention is built, {took:.0f} s: {' '.join(words)}", flush=True)
+            return
+        os.environ["MUXK_FLASHINFER"] = "0"
+        why = "was killed" if code is None else f"ended with {code}: {' '.join(words)}"
+        print(f"attention is Triton's: the build of FlashInfer's {why}, {took:.0f} s", flush=True)
 
 
-def _in_process(arguments: Arguments, stage: int) -> dict[str, Any]:
-    """The report of a stage; what it raises is in it."""
+def _in_process(arguments: Arguments, stage: int, box_s: float) -> dict[str, Any]:
+    """The report of a stage; what it raises is in it, beside what it had found."""
     from muxk.profiles.gpu_check_rig import Rig, TimeBox
 
     began = time.monotonic()
     report: dict[str, Any] = {"stage": NAMES[stage]}
+    found: dict[str, Any] = {}
     rig = None
     try:
         rig = Rig(dry=arguments.dry_run, index=arguments.index)
         report |= rig.header()
-        report |= _stage(stage)(rig, TimeBox.of(BOXES_S[stage]))
+        box = TimeBox.of(box_s, found, lambda: _write(arguments, stage, report | found))
+        report |= _stage(stage)(rig, box)
     except Exception as error:
-        report["failed"] = first_line(error)
-    finally:
+        report |= found | {"failed": first_line(error)}
+    report["took_s"] = round(time.monotonic() - began, 3)
+    try:
         if rig is not None:
             rig.close()
-    return report | {"took_s": round(time.monotonic() - began, 3)}
+    except Exception as error:  # after a failure that sticks to the context every call fails
+        report["not_closed"] = first_line(error)
+    return report
 
 
 def _stage(stage: int) -> Callable[[Any, Any], Mapping[str, Any]]:

@@ -28,6 +28,8 @@ class MixedLoad:
     name: str
     kinds: tuple[Kind, ...]
     seed: int = 1
+    texts_from: int = 0
+    """Number of the first text: with another one nothing of the prompts is in a prefix cache from before."""
 
     def requests(self) -> Iterator[TrafficRequest]:
         """Without an end; whoever reads them stops at a time."""
@@ -45,7 +47,7 @@ class MixedLoad:
                 for (low, high), share in zip((kind.prompt, kind.output), draw, strict=False)
             )
             at_ns = round((number + 0.5 * draw[2]) * kind.every_s * S)
-            yield TrafficRequest(at_ns, (Span(session, 0, prompt),), output, session)
+            yield TrafficRequest(at_ns, (Span(self.texts_from + session, 0, prompt),), output, session)
             number += 1
 
 

@@ -51,7 +51,8 @@ FORCED_STEPS = 8
 
 
 def check_parity(rig: Rig, box: TimeBox) -> dict[str, Any]:
-    found: dict[str, Any] = {"tolerance": TOLERANCE}
+    found = box.found
+    found["tolerance"] = TOLERANCE
     checks: dict[str, Callable[[], dict[str, Any]]] = {**dict(_operators(rig)), "model": lambda: _model(rig)}
     for name, check in checks.items():
         box.check()

@@ -22,6 +22,7 @@ from muxk.kernel.devices.cuda_partition import Partitions, open_partitions
 from muxk.kernel.devices.cuda_streams import CudaEvent, CudaStream, CudaStreams, DeviceMemory, TorchStreams
 from muxk.kernel.work import Phase, Split
 from muxk.models.config import ModelConfig
+from muxk.models.cuda_lane import release_memory
 
 DRY_UNITS = 132
 DRY_MENU = (16, 64)
@@ -34,19 +35,24 @@ class BoxIsOver(Exception):
 
 @dataclass(frozen=True)
 class TimeBox:
-    """Until when a stage may go on."""
+    """Until when a stage may go on, and what it has found until now."""
 
     ends_s: float
+    found: dict[str, Any]
+    save: Callable[[], None]
+    """Writes `found`: it is not lost when the stage hangs later."""
 
     @staticmethod
-    def of(seconds: float) -> TimeBox:
-        return TimeBox(time.monotonic() + seconds)
+    def of(seconds: float, found: dict[str, Any], save: Callable[[], None]) -> TimeBox:
+        return TimeBox(time.monotonic() + seconds, found, save)
 
     @property
     def left_s(self) -> float:
         return max(0.0, self.ends_s - time.monotonic())
 
     def check(self) -> None:
+        """Between two parts of a stage. Raises BoxIsOver."""
+        self.save()
         if self.left_s <= 0.0:
             raise BoxIsOver
 
@@ -183,6 +189,7 @@ class Rig:
         partitions, self._partitions = self._partitions, None
         if partitions is not None:
             self.settle()
+            release_memory()  # while the streams that used it are there
             partitions.close()
 
 

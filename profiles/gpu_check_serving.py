@@ -9,16 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 from muxk.actors.backends import StartupError
-from muxk.actors.gpu_backend import open_gpu_backend
+from muxk.actors.gpu_backend import GpuBackend
 from muxk.actors.policy_files import open_with_text
 from muxk.client.aio import AsyncClient
 from muxk.client.bench import PolicyChoice
@@ -27,16 +28,25 @@ from muxk.client.measures import Measures, Served
 from muxk.client.sim_run import SimPlan, objectives_of, simulate
 from muxk.client.traffic import TrafficRequest, Workload, token_ids
 from muxk.kernel.devices.cuda_streams import first_line
+from muxk.kernel.devices.sim_gpu import SimGpu
+from muxk.kernel.work import Split
 from muxk.policies.problems import PolicyError
-from muxk.profiles.gpu import known_gpus
+from muxk.profiles.cost import DoesNotFit, RooflineCost, gpu_options, kv_pages
+from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.gpu_check_load import DRY_LOAD, FULL_LOAD
 from muxk.profiles.gpu_check_rig import Rig, TimeBox
+from muxk.profiles.operators import ShapeError, load_shape
 
 S = 1_000_000_000
-LOAD_S = 30.0
+LOAD_S = (12.0, 60.0)
+"""Least and most of one run: what is left of the stage is shared out."""
 DRY_LOAD_S = 0.6
-DRAIN_S = 10.0
+DRAIN_S = 6.0
 """After the last arrival: what has not ended then is aborted and counts as not completed."""
+SIMULATING_S = 30.0
+"""Kept for the simulator after the runs."""
+TEXTS = 1_000_000
+"""Texts that a run may use, none of which another run uses: the server keeps prefixes."""
 SIMULATED_MODEL = "llama-3.1-8b"
 
 
@@ -50,37 +60,55 @@ class ServerProcess:
 
 
 def check_serving(rig: Rig, box: TimeBox) -> dict[str, Any]:
-    """One run a policy, as many as the time allows; the first is muxwise."""
-    load: Workload = DRY_LOAD if rig.dry else FULL_LOAD
-    seconds = DRY_LOAD_S if rig.dry else LOAD_S
-    found: dict[str, Any] = {"load": load.name, "seconds": seconds, "runs": []}
-    choices = _choices(rig)
+    """One run a policy, as many as the time allows, in the order of importance; then the simulator's."""
+    load = DRY_LOAD if rig.dry else FULL_LOAD
+    found, runs = box.found, list[dict[str, Any]]()
+    choices, splits = _choices(rig), rig.partitions.splits()
     rig.close()  # the card is the server's now
     with _server(rig) as server:
-        found["server_ready_s"] = server.ready_s
-        for choice in choices:
-            if box.left_s < seconds + DRAIN_S and found["runs"]:
-                found["left_out"] = [choice.label for choice in choices[len(found["runs"]) :]]
+        seconds = DRY_LOAD_S if rig.dry else _seconds(box.left_s, len(choices))
+        found |= {"load": load.name, "seconds": seconds, "runs": runs, "server_ready_s": server.ready_s}
+        for number, choice in enumerate(choices):
+            if box.left_s < seconds + DRAIN_S and runs:
+                found["left_out"] = [choice.label for choice in choices[len(runs) :]]
                 break
-            found["runs"].append(_run(server, choice, load, seconds))
+            box.save()
+            runs.append(_run(server, choice, replace(load, texts_from=number * TEXTS), seconds))
     if rig.dry:
         choices = choices[:1]  # one is enough to see that it works
-    for run, choice in zip(found["runs"], choices, strict=False):
-        run["simulated"] = _simulated(rig, choice, load, seconds)
+    for run, choice in zip(runs, choices, strict=False):
+        box.save()
+        if box.left_s <= 0:
+            run["simulated"] = {"left_out": "the time of the stage was over"}
+        else:
+            run["simulated"] = _simulated(rig, choice, load, seconds, splits, _pages(run))
     return found
 
 
+def _seconds(left_s: float, runs: int) -> float:
+    """Of each run, so that all of them and the simulator fit."""
+    least, most = LOAD_S
+    return max(least, min(most, (left_s - SIMULATING_S) / runs - DRAIN_S))
+
+
+def _pages(run: Mapping[str, Any]) -> int | None:
+    """KV pages that the server had."""
+    pages = ((run.get("device_state") or {}).get("memory") or {}).get("kv_pages")
+    return pages if isinstance(pages, int) else None
+
+
 def _choices(rig: Rig) -> tuple[PolicyChoice, ...]:
-    """muxwise; chunked with three budgets; three splits of the menu that the card really has."""
-    budgets = (64, 128, 256) if rig.dry else (512, 1024, 2048)
-    chunked = tuple(PolicyChoice("chunked", {"budget": str(budget)}) for budget in budgets)
+    """muxwise, then chunked with three budgets and three splits that the card has, the middle ones first."""
     units, total = [split.decode_units for split in rig.splits(3)], rig.partitions.units
-    static = tuple(
+    static = [
         PolicyChoice("static_split", {"decode_share": f"{100 * count / total:.2f}%"}) for count in units
-    )
+    ]
     if rig.dry:
         return (PolicyChoice("muxwise"), *static[:1])
-    return (PolicyChoice("muxwise"), *chunked, *static)
+    chunked = [PolicyChoice("chunked", {"budget": str(budget)}) for budget in (512, 1024, 2048)]
+    middle, low, high = (static[place] for place in (len(static) // 2, 0, -1))
+    ordered = (PolicyChoice("muxwise"), chunked[1], middle, chunked[0], low, chunked[2], high)
+    return tuple({choice.label: choice for choice in ordered}.values())
 
 
 # --- the server ---
@@ -166,8 +194,6 @@ async def _drive(
 
 
 def _judged(measures: Measures) -> dict[str, Any]:
-    import msgspec
-
     judged: dict[str, Any] = msgspec.to_builtins(measures.judge())
     return judged
 
@@ -221,29 +247,49 @@ class _Driver:
 # --- the simulator ---
 
 
-def _simulated(rig: Rig, choice: PolicyChoice, load: Workload, seconds: float) -> dict[str, Any]:
-    """The same requests under the same policy on the modelled card, as it is known before this run."""
+def _simulated(
+    rig: Rig,
+    choice: PolicyChoice,
+    load: Workload,
+    seconds: float,
+    splits: Sequence[Split],
+    pages: int | None,
+) -> dict[str, Any]:
+    """The same requests under the same policy on the modelled card with the real one's splits and KV pool, as
+    it is known before this run."""
     name = "h200" if rig.dry else _profile_of(str(rig.header()["card"]))
     if name is None:
         return {"left_out": f"no profile of this card: there are {', '.join(known_gpus())}"}
+    began = time.perf_counter()
     try:
         plan = SimPlan(
             opened=open_with_text(choice.policy, choice.settings),
-            gpu=open_gpu_backend(f"sim:{name}", SIMULATED_MODEL),
+            gpu=_modelled(name, splits, None if rig.dry else pages),
             workload=load,
             requests_max=None,
             duration_ns=round(seconds * S),
         )
         run = simulate(plan)
-    except (ClientError, StartupError, PolicyError) as error:
+    except (ClientError, StartupError, PolicyError, GpuError, ShapeError, DoesNotFit) as error:
         return {"failed": first_line(error)}
     return {
         "gpu": name,
+        "took_s": round(time.perf_counter() - began, 3),
         "figures": run.measures.figures(),
         "judged": _judged(run.measures),
         "split_residency_ms": run.residency_ms,
         "counts": run.counts,
     }
+
+
+def _modelled(name: str, splits: Sequence[Split], pages: int | None) -> GpuBackend:
+    profile, shape = load_gpu(name), load_shape(SIMULATED_MODEL)
+    fitting = kv_pages(profile, shape, 1)
+    options = gpu_options(profile, shape, 1, fitting if pages is None else min(fitting, pages), seed=0)
+    cost = RooflineCost(profile, shape, 1)
+    same = all(split.decode_units + split.prefill_units == cost.units for split in splits)
+    menu = tuple(splits) if same else ()  # a part of a card is not what its profile is of
+    return GpuBackend(SimGpu(cost, msgspec.structs.replace(options, menu=menu)), shape, 1)
 
 
 def _profile_of(card: str) -> str | None:

@@ -119,7 +119,6 @@ class CudaDevice:
             return
         launcher.post(lambda: self._close(launcher))
         launcher.stop(2 * DRAIN_S)
-        self._lanes.clear()
 
     def describe(self) -> dict[str, Any]:
         """For the state: partitions, lanes, graphs and memory, in bytes."""
@@ -175,7 +174,7 @@ class CudaDevice:
         if self._rebuilds >= REBUILDS_MAX:
             raise DeviceLost(f"{reason}; it was opened again {REBUILDS_MAX} times already")
         self._rebuilds += 1
-        self._free()
+        self._free(launcher)
         try:
             opened = self._reopen()
             self._check_same(opened)
@@ -196,10 +195,13 @@ class CudaDevice:
     def _close(self, launcher: Launcher) -> None:
         """Streams and contexts last, and not under an item that hangs."""
         if launcher.drain() == 0:
-            self._free()
+            self._free(launcher)
 
-    def _free(self) -> None:
-        """Each by itself: of a lost card every call may raise, and the host's side is to be freed still."""
+    def _free(self, launcher: Launcher) -> None:
+        """Lanes first: where memory is freed that a stream has used, torch records an event on that stream,
+        which has to be there still. Each by itself: of a lost card every call may raise."""
+        self._lanes = {}
+        launcher.release()
         for free in (self._opened.runner.close, self._opened.partitions.close):
             try:
                 free()

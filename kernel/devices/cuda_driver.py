@@ -98,6 +98,7 @@ def version_text(version: int) -> str:
 
 def open_driver() -> Driver:
     """Load the bindings and the driver's library, and initialise it. Raises CudaUnavailable."""
+    prepare_process()
     try:
         from cuda.bindings import driver as api
     except ImportError as error:

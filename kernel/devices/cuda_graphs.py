@@ -19,6 +19,9 @@ from muxk.kernel.devices.cuda_streams import CudaStreams, first_line
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a decode step; a larger batch has no graph: its kernels take longer than their launches."""
 
+FAILURES_MAX = 3
+"""Buckets that may fail: one may be too large for a workspace, three are the card's or the kernels' fault."""
+
 Progress = Callable[[str, float], None]
 """(what is being done, share done from 0 to 1)."""
 
@@ -66,21 +69,29 @@ def capture_graphs(
 ) -> Graphs:
     """Capture until the next graph might pass the budget, taken to be as large as the largest so far.
 
-    A capture that fails ends it: what is missing runs kernel by kernel, and `why` tells.
+    What can not be captured runs kernel by kernel, and `why` tells of the last that failed. A bucket that
+    failed on one lane is not tried on the others; after FAILURES_MAX of them nothing more is.
     """
     graphs = Graphs(budget_bytes)
     plan = [(rows, lane) for rows in refining(buckets) for lane in lanes]
     largest = 0
+    failed: list[int] = []
     for place, (rows, lane) in enumerate(plan):
-        progress(f"capturing decode graphs: {rows} rows, {lane.name}", place / len(plan))
         if graphs.bytes + largest > budget_bytes or budget_bytes <= 0:
             graphs.why = f"the next one may pass the budget of {budget_bytes:,} bytes"
-        else:
-            free = streams.memory().free
-            graphs.why = _capture(runner, lane, rows)
-        if graphs.why is not None:
-            graphs.left_out = len(plan) - place
+            graphs.left_out += len(plan) - place
             break
+        if rows in failed or len(failed) == FAILURES_MAX:
+            graphs.left_out += 1
+            continue
+        progress(f"capturing decode graphs: {rows} rows, {lane.name}", place / len(plan))
+        free = streams.memory().free
+        why = _capture(runner, lane, rows)
+        if why is not None:
+            graphs.why = why
+            graphs.left_out += 1
+            failed.append(rows)
+            continue
         taken = max(0, free - streams.memory().free)
         largest = max(largest, taken)
         graphs.bytes += taken

@@ -11,6 +11,7 @@ done, also where it failed half way, so that nothing enqueued still reads what i
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -31,6 +32,9 @@ LAYERS_A_TURN = 8
 With fewer, attention would be planned more often."""
 POLL_S = 50e-6
 """How long the thread rests between two looks at the card."""
+SWITCH_S = 500e-6
+"""How long the event loop may keep the interpreter while the thread wants it: with Python's 5 ms a step would
+begin late, and so would its tokens."""
 DRAIN_S = 10.0
 """How long a reset or the end waits for what is in flight: an item that hangs must not keep the process."""
 
@@ -72,6 +76,10 @@ class Launcher:
         self._streams, self._runner, self._lanes = streams, runner, tuple(lanes)
         self._lost = None
 
+    def release(self) -> None:
+        """Refer to no runner and no lane any more; nothing is in flight. Only on the thread."""
+        self._runner, self._lanes = None, ()
+
     def launch(self, lane: CudaLane, item: Item, after: Sequence[int]) -> str | None:
         """Take an item, or tell why not."""
         with self._changed:
@@ -108,6 +116,7 @@ class Launcher:
     # --- on the thread ---
 
     def _work(self) -> None:
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         try:
             self._streams.bind()
         except Exception as error:  # told by whatever is launched or called

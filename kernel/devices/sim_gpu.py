@@ -88,6 +88,8 @@ class SimGpuOptions(msgspec.Struct, frozen=True):
     host: HostTimes
     granularity: int = 16
     """Units of a prefill lane come in steps of this; decode gets the rest."""
+    menu: tuple[Split, ...] = ()
+    """All splits, where a card has others than the steps make."""
     noise: float = 0.0
     """Sigma of an item's log-normal factor on its time alone."""
     seed: int = 0
@@ -148,6 +150,8 @@ class SimGpu:
 
     def splits(self) -> tuple[Split, ...]:
         """Prefill in steps of the granularity, decode on the rest if that is half a step or more."""
+        if self.options.menu:
+            return self.options.menu
         step = self.options.granularity
         least = max(1, step // 2)
         prefill = range(step * ((self.units - least) // step), 0, -step)

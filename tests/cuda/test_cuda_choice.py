@@ -44,3 +44,22 @@ def test_without_a_card_torch_computes_everything() -> None:
 def test_torchs_attention_is_never_captured_since_it_reads_its_tables_on_the_host() -> None:
     with pytest.raises(ModelError, match="captured"):
         TorchAttentionKind(SHAPE).planner(132).step_planner(rows=8, pages=64)
+
+
+def test_where_flashinfer_fails_triton_attends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from muxk.models import cuda_choice
+
+    def broken(shape: AttentionShape) -> None:
+        raise RuntimeError("ninja: build stopped: cublasLt.h not found")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_choice, "why_not_flashinfer", lambda shape, capability: None)
+    monkeypatch.setattr(cuda_choice, "_flashinfer", broken)
+    with pytest.warns(UserWarning, match=r"Triton attends: ninja: build stopped: cublasLt\.h not found"):
+        assert attention_of(SHAPE).name == "triton"
+
+
+def test_tritons_interpreter_is_not_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ModelError, match="TRITON_INTERPRET is set"):
+        kernels_for(CARD)

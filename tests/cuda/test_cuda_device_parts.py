@@ -156,10 +156,29 @@ def test_a_capture_that_fails_leaves_the_rest_to_run_kernel_by_kernel() -> None:
     streams = FakeStreams()
     runner = FakeRunner(streams)
     runner.fails["graph", 1] = RuntimeError("operation not permitted when stream is capturing")
-    graphs = capture_graphs(runner, lanes_of(streams, ("whole",)), streams, GIB, quiet, BUCKETS)
-    assert graphs.rows == {"whole": [256]}
+    lanes = lanes_of(streams, ("whole", "decode@4"))
+    graphs = capture_graphs(runner, lanes, streams, GIB, quiet, BUCKETS)
+    assert {name: sorted(rows) for name, rows in graphs.rows.items()} == {
+        lane.name: list(BUCKETS[1:]) for lane in lanes
+    }
+    assert graphs.left_out == 2
     assert graphs.why is not None
     assert graphs.why.endswith("RuntimeError: operation not permitted when stream is capturing")
+    streams.close()
+
+
+def test_where_every_capture_fails_a_few_are_tried() -> None:
+    streams = FakeStreams()
+    runner, tried = FakeRunner(streams), []
+
+    def capture(lane: object, rows: int) -> None:
+        tried.append(rows)
+        raise RuntimeError("no graphs here")
+
+    runner.capture = capture  # type: ignore[method-assign]
+    graphs = capture_graphs(runner, lanes_of(streams, ("whole", "decode@4")), streams, GIB, quiet, BUCKETS)
+    assert tried == [256, 1, 32]
+    assert graphs.left_out == 2 * len(BUCKETS)
     streams.close()
 
 

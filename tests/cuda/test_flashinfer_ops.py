@@ -15,6 +15,7 @@ import pytest
 import torch
 from muxk.models.cuda_batch import Batch, decode_tables, tables_of, upload
 from muxk.models.cuda_kernels import AttentionShape, TorchAttentionKind, attend_row, empty_kv_layer
+from muxk.models.cuda_workspace import attention_workspace_bytes
 from muxk.models.ops import Heads, KvLayer
 from torch import Tensor
 
@@ -115,6 +116,38 @@ def test_a_step_in_a_graph_reads_the_tables_of_each_step_in_buffers_of_its_own(c
         # A graph keeps what was captured with the first plan.
         attend = attend or planned
         agree(attend, batch)
+
+
+def test_a_plan_does_not_go_through_the_contexts_one_by_one(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer takes Python's max() of them: for 64 rows longer than the rest of a step's launch."""
+    planner = flashinfer_ops.FlashInferKind(SHAPE).planner(units=32)
+    step = planner.step_planner(rows=2, pages=20)
+
+    def one_by_one(self: Tensor) -> None:
+        raise AssertionError("a tensor was read number by number")
+
+    monkeypatch.setattr(Tensor, "__iter__", one_by_one)
+    planner.plan(batch_of([7, 2], [0, 9]))
+    step.plan(batch_of([1, 1], [3, 40]))
+    for arguments, contexts in zip(compiled.plans, [[7, 11]] * 2 + [[4, 41]] * 2, strict=True):
+        assert type(arguments[5]) is Tensor, "compiled code is given plain tensors"
+        assert arguments[5].tolist() == contexts
+
+
+def test_the_partial_results_of_every_plan_have_room() -> None:
+    """As `PrefillPlan` allocates them, on a card of 132 SMs."""
+    for queries, kv in ((32, 8), (16, 2), (64, 8), (28, 4), (32, 1)):
+        heads = Heads(queries, kv, 128, 0.0)
+        room = attention_workspace_bytes(heads, 132, 256)
+        blocks, group = 2 * 132 // kv, queries // kv
+        tile = 16 if group <= 16 else 64
+        prefill = 4 * queries * blocks * 128 * 129
+        step = 4 * queries * max(blocks, -(-256 * group // tile) + 255) * tile * 129
+        assert room >= max(prefill, step)
+    assert attention_workspace_bytes(Heads(32, 8, 128, 0.0), 132, 256) == 128 << 20
+    assert attention_workspace_bytes(Heads(64, 8, 128, 0.0), 132, 256) > 128 << 20
 
 
 @pytest.mark.parametrize("units", [8, 100, 132])

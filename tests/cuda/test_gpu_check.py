@@ -6,23 +6,33 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import yaml
 from fake_cuda import INSTALLED, build, environment
+from muxk.client.traffic import token_ids
 from muxk.profiles import gpu_check, gpu_check_operators
 from muxk.profiles.gpu import CoRunConstants, HostConstants, Partition
 from muxk.profiles.gpu_check import main
 from muxk.profiles.gpu_check_build import build as build_attention
 from muxk.profiles.gpu_check_constants import suggested
 from muxk.profiles.gpu_check_load import FULL_LOAD
+from muxk.profiles.gpu_check_rig import TimeBox
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "Build", lambda arguments: SimpleNamespace(settle=lambda: None))
 
 
 def report(folder: Path, stage: int) -> dict[str, Any]:
@@ -107,6 +117,8 @@ def test_a_server_in_a_process_of_its_own_is_loaded_under_policies_and_simulated
         assert run["counts"]["decode steps"] > 0
         assert run["device_state"]["graphs"]["captured"]
     assert found["runs"][1]["split_residency_ms"]["16+116"] > 0
+    splits = found["runs"][0]["simulated"]["split_residency_ms"]
+    assert set(splits) <= {"0+132", "132+0", "132+132", "16+116", "64+68", "64+0", "16+0", "0+116", "0+68"}
     assert found["runs"][0]["simulated"]["figures"]["completed"] == found["runs"][0]["sent"]
 
 
@@ -135,12 +147,43 @@ def test_a_stage_whose_process_dies_or_hangs_leaves_its_reason(
     assert "attention is Triton's: the build of FlashInfer's ended with 1" in capsys.readouterr().out
     assert os.environ["MUXK_FLASHINFER"] == "0"
 
-    def hangs(*arguments: object, **options: object) -> None:
-        raise subprocess.TimeoutExpired("gpu_check", 60)
 
-    monkeypatch.setattr(subprocess, "run", hangs)
-    assert main(["--stages", "1", "--out", str(tmp_path)]) == 1
-    assert report(tmp_path, 1)["failed"] == "it was ended after 60 s"
+@pytest.mark.usefixtures("no_build")
+def test_a_stage_that_hangs_is_ended_with_all_it_started_and_what_it_found_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    child = tmp_path / "child"
+    report_path = tmp_path / "stage-2.json"
+    program.write_text(
+        f'#!/bin/sh\necho \'{{"attention": "triton"}}\' > {report_path}\nsleep 60 & echo $! > {child}\nwait\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setitem(gpu_check.BOXES_S, 2, 0.5)  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
+    assert main(["--stages", "2", "--out", str(tmp_path)]) == 1
+    assert report(tmp_path, 2) == {"attention": "triton", "failed": "it was ended after 1 s"}
+    state = Path(f"/proc/{child.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_what_a_stage_found_before_it_failed_is_in_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def half(rig: object, box: TimeBox) -> dict[str, Any]:
+        box.found["attention"] = "triton"
+        box.check()
+        seen.append(report(tmp_path, 2))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu_check_operators, "check_operators", half)
+    assert main(["--dry-run", "--stages", "2", "--out", str(tmp_path)]) == 1
+    assert seen[0]["attention"] == "triton", "written before the stage has ended"
+    assert report(tmp_path, 2)["attention"] == "triton"
+    assert "illegal memory access" in report(tmp_path, 2)["failed"]
 
 
 def test_an_unknown_stage_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +192,7 @@ def test_an_unknown_stage_is_refused_with_those_there_are(capsys: pytest.Capture
     assert "--stages '6': stages are 1, 2, 3, 4, 5" in capsys.readouterr().err
     later = sum(gpu_check.BOXES_S[stage] for stage in (2, 3, 4, 5))
     assert max(gpu_check.BUILD_S, gpu_check.BOXES_S[1]) + later < 600
+    assert gpu_check.TOTAL_S < 600
 
 
 def test_what_was_measured_becomes_constants_in_the_form_of_a_profile() -> None:
@@ -184,6 +228,14 @@ def test_what_was_measured_becomes_constants_in_the_form_of_a_profile() -> None:
 def test_the_load_is_the_same_each_time_and_has_long_prompts_among_chats() -> None:
     first, again = (list(islice(FULL_LOAD.requests(), 200)) for _ in range(2))
     assert first == again
+    moved = list(islice(replace(FULL_LOAD, texts_from=10**6).requests(), 200))
+    assert [(one.arrival_ns, one.prompt_tokens, one.output_tokens) for one in moved] == [
+        (one.arrival_ns, one.prompt_tokens, one.output_tokens) for one in first
+    ]
+    assert not any(
+        np.array_equal(token_ids(one.prompt[:1], 1000)[:64], token_ids(two.prompt[:1], 1000)[:64])
+        for one, two in zip(first, moved, strict=True)
+    ), "no prompt of a run is in the prefix cache from the run before"
     arrivals = [request.arrival_ns for request in first]
     assert arrivals == sorted(arrivals)
     lengths = [request.prompt_tokens for request in first]
