@@ -84,7 +84,7 @@ SCHEDULES ?= 1000
 fuzz: $(VENV)/.stamp-dev
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "$(FUZZ) examples, SEED=$$seed"; \
 	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest -s tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
-	MUXK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/faults/test_schedule_fuzz.py
+	MUXK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/faults/test_schedule_fuzz.py tests/faults/test_device_fuzz.py
 
 # The MuxWise paper's figures beside the simulator's, into docs/paper.md: about an hour on two cores, resumable.
 paper: $(VENV)/.stamp-dev
