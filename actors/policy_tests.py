@@ -82,6 +82,11 @@ def run_test(test: PolicyTest, record: Path | None = None) -> Outcome:
     except Exception as error:  # whatever a policy in Python does, the other tests run
         failure = _fault(test, f"the run broke: {type(error).__name__}: {error}")
         return Outcome(test, (failure,), ())
+    return judge(test, run)
+
+
+def judge(test: PolicyTest, run: RunRecord) -> Outcome:
+    """What a test says of its run."""
     failures = [_fault(test, fault) for fault in run.faults]
     if not run.faults:
         found = (_check(test, expectation, run) for expectation in test.expectations)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from muxk.actors.policy_tests import Outcome, run_test, show, simulate
+from muxk.actors.policy_tests import Outcome, judge, show, simulate
 from muxk.client.policy_test_files import SUFFIX, Collected, collect
 from muxk.client.test_report import failure_text
 from muxk.policies.checking import check_file
@@ -40,6 +42,19 @@ def recipe_tests(recipe: str, instead: PolicyChoice | None) -> list[Collected]:
     return collection.tests
 
 
+@cache
+def runs(recipe: str, plain: str | None = None) -> list[tuple[Collected, RunRecord]]:
+    """The tests of a recipe, each with its run: under its policy, or under the plain one that is named."""
+    instead = None if plain is None else open_choice(plain, {})
+    return [(collected, simulate(collected.test)) for collected in recipe_tests(recipe, instead)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _runs_are_let_go() -> Iterator[None]:
+    yield
+    runs.cache_clear()
+
+
 def broken(outcome: Outcome) -> list[str]:
     """What does not hold of the requests; that a rule of another policy never fired proves nothing."""
     return [failure.text for failure in outcome.failures if not failure.about.startswith("of rule")]
@@ -57,12 +72,11 @@ def figure(run: RunRecord, text: str) -> str:
 def with_figures(recipe: str) -> str:
     """A recipe with the tables that its tests give, under its policy and under the plain one."""
     (plain,) = PLAIN.findall(recipe)
-    both = zip(recipe_tests(recipe, None), recipe_tests(recipe, open_choice(plain, {})), strict=True)
+    both = zip(runs(recipe), runs(recipe, plain), strict=True)
     for (own, other), (name, rows) in zip(both, FIGURES.findall(recipe), strict=True):
-        assert own.test.name == name
-        runs = simulate(own.test), simulate(other.test)
+        assert own[0].test.name == name
         texts = [row[2:].partition(" | ")[0] for row in rows.splitlines()]
-        table = "".join(f"| {text} | {figure(runs[0], text)} | {figure(runs[1], text)} |\n" for text in texts)
+        table = "".join(f"| {text} | {figure(own[1], text)} | {figure(other[1], text)} |\n" for text in texts)
         before, heading, after = recipe.partition(f"| {name} |")
         recipe = before + heading + after.replace(rows, table, 1)
     return recipe
@@ -93,8 +107,8 @@ def test_a_file_of_the_folder_passes_the_check_without_a_warning(file: Path) -> 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=title)
 def test_a_recipe_has_its_defining_property(recipe: str) -> None:
-    for collected in recipe_tests(recipe, None):
-        outcome = run_test(collected.test)
+    for collected, run in runs(recipe):
+        outcome = judge(collected.test, run)
         assert outcome.passed, "\n\n".join(map(failure_text, outcome.failures))
         assert outcome.warnings == ()
 
@@ -102,8 +116,8 @@ def test_a_recipe_has_its_defining_property(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=title)
 def test_its_tests_fail_under_the_plain_policy_that_it_names(recipe: str) -> None:
     (plain,) = PLAIN.findall(recipe)
-    for collected in recipe_tests(recipe, open_choice(plain, {})):
-        assert broken(run_test(collected.test)), f"{collected.id} holds under {plain}"
+    for collected, run in runs(recipe, plain):
+        assert broken(judge(collected.test, run)), f"{collected.id} holds under {plain}"
 
 
 @pytest.mark.slow
