@@ -34,6 +34,7 @@ from muxk.models.cuda_lane import CudaLane, StepBucket, capture_step, open_bucke
 from muxk.models.cuda_layers import CudaOperators, LaneAttention, Scratch
 from muxk.models.cuda_logprobs import PendingLogprobs, prompt_logprobs_on_device
 from muxk.models.cuda_sampling import PendingOutput, Sampled, sample_on_device
+from muxk.models.errors import ModelError
 from muxk.models.llama import LlamaDecoder
 from muxk.models.ops import KvLayer
 from muxk.models.sampling import sampling_of
@@ -243,7 +244,17 @@ class CudaModelRunner:
 
     def _chunk(self, work: PrefillWork, tokens: range) -> Chunk:
         assert len(tokens) <= self._chunk_tokens_max, (tokens, self._chunk_tokens_max)
-        return chunk_of(work, tokens)
+        chunk = chunk_of(work, tokens)
+        self._check_tokens(chunk.tokens)
+        return chunk
+
+    def _check_tokens(self, tokens: Ints) -> None:
+        """On the card a token id without an embedding would take the whole context with it. A tokenizer may
+        know more of them than the model."""
+        least, most, known = int(tokens.min()), int(tokens.max()), self.decoder.config.vocabulary
+        if least < 0 or most >= known:
+            wrong = least if least < 0 else most
+            raise ModelError(f"token {wrong} is none of the model, which has 0 to {known - 1}")
 
     def _run_layers(
         self, lane: CudaLane, layers: range, hidden: Tensor, batch: Batch, attend: Attend

@@ -166,18 +166,26 @@ def _change_logits(
     flat, width = logits.view(-1), logits.shape[1]
     _bias(flat, width, changing)
     _penalise(logits, changing, fed, carried)
-    banned = [place * width + int32_array(extra.banned).astype(np.int64) for place, extra in changing]
+    banned = [place * width + _known(int32_array(extra.banned), width) for place, extra in changing]
     if any(map(len, banned)):
         (places,) = upload_arrays([np.concatenate(banned)], logits.device)
         flat.index_fill_(0, places, -torch.inf)
+
+
+def _known(ids: NDArray[np.int32], width: int) -> NDArray[np.int64]:
+    """Those that the model has logits for: a tokenizer may know more, which would be the next row's here."""
+    return ids[ids < width].astype(np.int64)
 
 
 def _bias(flat: Tensor, width: int, changing: list[tuple[int, RowExtras]]) -> None:
     biased = [(place, extra) for place, extra in changing if extra.bias_ids]
     if not biased:
         return
-    ids = [place * width + int32_array(extra.bias_ids).astype(np.int64) for place, extra in biased]
-    values = [np.frombuffer(extra.bias_values, dtype="<f4") for _, extra in biased]
+    ids, values = [], []
+    for place, extra in biased:
+        named = int32_array(extra.bias_ids)
+        ids.append(place * width + _known(named, width))
+        values.append(np.frombuffer(extra.bias_values, dtype="<f4")[named < width])
     places, added = upload_arrays([np.concatenate(ids), np.concatenate(values)], flat.device)
     flat.index_copy_(0, places, flat.index_select(0, places) + added)
 

@@ -33,8 +33,9 @@ LAYOUT = "NHD"
 BACKEND = "fa2"
 STEP_ROWS_MAX = 256
 """Rows of the largest graph that a lane has room for; the plan of a larger one is refused by FlashInfer."""
-INT_WORKSPACE_BYTES = 8 << 20
-"""What a wrapper makes by itself: the plan, on the device and pinned on the host."""
+PLAN_BYTES = 2 << 20
+"""The plan of a prefill, on the device and pinned on the host: a few numbers for each token, row and tile. A
+wrapper's own 8 MiB take milliseconds to pin, while a step may wait."""
 STEP_WORKSPACE_BYTES = 1 << 20
 """The plan of a decode step on the device: a few numbers for each row and thread block."""
 PINNED = "_pin_memory_int_workspace_buffer"
@@ -43,8 +44,8 @@ PLAN_ARGUMENTS = (20, 21)
 """Arguments of the compiled fa2 planner in FlashInfer 0.6.18 and in 0.7.4."""
 COLOCATED_PLACE = 18
 """Where `num_colocated_ctas` is among them, in both."""
-RING = 4
-"""Plans whose copies may be outstanding: more than the items that a lane holds in flight."""
+RING = 8
+"""Plans whose copies may be outstanding before more are made: a prefill is planned every few layers."""
 
 
 class Lengths(Tensor):
@@ -162,7 +163,7 @@ class Plans:
 
 
 def _pinned_workspace() -> Tensor:
-    return torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
 
 
 def _recorded_event() -> Any:
@@ -197,7 +198,7 @@ class FlashInferPlanner:
 
     @property
     def bytes(self) -> int:
-        return self._workspace.sums.nbytes + len(self._plans) * INT_WORKSPACE_BYTES
+        return self._workspace.sums.nbytes + len(self._plans) * PLAN_BYTES
 
     @property
     def why_not(self) -> str | None:
@@ -244,6 +245,8 @@ class FlashInferStepPlanner:
 def prefill_wrapper(workspace: LaneWorkspace) -> PartitionPrefillWrapper:
     wrapper = PartitionPrefillWrapper(workspace.sums, LAYOUT, backend=BACKEND)
     wrapper.units_less = workspace.units_less
+    plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.sums.device)
+    wrapper.reset_workspace_buffer(workspace.sums, plans)
     return wrapper
 
 

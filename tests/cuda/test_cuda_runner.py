@@ -26,6 +26,7 @@ from muxk.models.cuda_carried import CarriedOnDevice
 from muxk.models.cuda_kernels import AttentionShape, TorchAttentionKind, TorchKernels, distinct_windows
 from muxk.models.cuda_layers import CudaOperators
 from muxk.models.cuda_runner import CudaModelRunner
+from muxk.models.errors import ModelError
 from muxk.models.llama import load_decoder
 from muxk.models.rope_scaling import YarnScaling
 from muxk.models.weights import Weights
@@ -239,6 +240,13 @@ def test_a_step_of_more_rows_than_any_lane_was_opened_for_still_runs(weights: Ra
     prompts = [[row + 1, 2, 3] for row in range(11)]
     wanted = Driver(tiny_runner(weights, 200)).generate(prompts, 4)
     assert Driver(runner).generate(prompts, 4) == wanted
+
+
+def test_a_token_without_an_embedding_is_refused_before_the_card_sees_it(weights: RandomWeights) -> None:
+    driver = Driver(OneLane(cuda_runner(weights)))
+    past = weights.config.vocabulary
+    with pytest.raises(ModelError, match=f"token {past} is none of the model, which has 0 to {past - 1}"):
+        driver.prefill([driver.request([1, past, 2], 3)])
 
 
 def test_probes_write_page_0_only_and_keep_nothing(weights: RandomWeights) -> None:

@@ -77,6 +77,18 @@ def test_rows_that_differ_in_everything_get_the_tokens_and_reports_of_the_host(s
     assert torch.equal(logits, changed), "bias, penalties and bans, to the last bit"
 
 
+def test_ids_that_only_the_tokenizer_knows_change_no_other_row() -> None:
+    """Behind the last logit of a row comes the first of the next; behind the last row, the end of the card."""
+    past = int32_bytes([3, VOCABULARY, VOCABULARY + 5])
+    values = np.array([9.0, 50.0, 50.0], dtype="<f4").tobytes()
+    extras = tuple(RowExtras(row, bias_ids=past, bias_values=values, banned=past[4:]) for row in (0, 1))
+    logits = logits_of(2, seed=1)
+    changed = logits.clone()
+    changed[:, 3] += 9.0
+    on_device(logits, columns(2, extras), np.arange(2), torch.zeros(2, dtype=torch.int32), NONE)
+    assert torch.equal(logits, changed)
+
+
 def test_a_batch_of_greedy_rows_takes_the_first_of_the_largest() -> None:
     logits = logits_of(4, seed=1)
     positions = np.arange(4, dtype=np.int64)

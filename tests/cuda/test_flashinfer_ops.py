@@ -184,13 +184,13 @@ def test_a_plan_is_never_written_where_an_earlier_one_is_still_copied_from() -> 
 
     made = iter(range(100))
     ring = flashinfer_ops.PinnedRing(lambda: next(made), recorded)
-    for wanted in range(6):
+    for wanted in range(10):
         buffer = ring.take()
         assert buffer == wanted, "the copies of all others are outstanding"
         ring.give(buffer)
     done[0] = True
     assert ring.take() == 0
-    assert ring.take() == 6
+    assert ring.take() == 10
 
 
 def test_the_wrappers_of_a_lane_share_its_partial_results_and_no_two_lanes_do(compiled: Compiled) -> None:
@@ -204,6 +204,8 @@ def test_the_wrappers_of_a_lane_share_its_partial_results_and_no_two_lanes_do(co
     assert sums == [sums[0]] * 2 + [sums[2]] * 2 + [sums[0]] * 2
     assert sums[0] != sums[2]
     assert len(set(plans)) == len(plans), "each wrapper has the plan on the device for itself"
+    for arguments in compiled.plans:
+        assert arguments[2].nbytes >= arguments[1].nbytes, "the planner checks the size on the device only"
 
 
 def test_every_call_fits_the_signatures_of_the_installed_version() -> None:
@@ -220,6 +222,7 @@ def test_every_call_fits_the_signatures_of_the_installed_version() -> None:
             {"use_cuda_graph": True, "use_tensor_cores": True, "backend": "fa2", **buffers},
         ),
         (decode.reset_workspace_buffer, (workspace, workspace), {}),
+        (prefill.reset_workspace_buffer, (workspace, workspace), {}),
         (
             prefill.plan,
             flashinfer_ops.prefill_tables(batch),
