@@ -247,7 +247,7 @@ def stage(place: Place, seed: int) -> tuple[VirtualServer, Look]:
         look.find()
         if look.request_id and place.there(look):
             return server, look
-        next_ns = server.runtime._peek_ns()
+        next_ns = server.runtime._agenda.next_ns()
         assert next_ns is not None
         server.run_until(next_ns)
     raise AssertionError("it was never there")
