@@ -133,6 +133,12 @@ class VirtualServer:
     def run_until(self, at_ns: int) -> None:
         self.runtime.run_until(at_ns)
 
+    def step(self) -> None:
+        """One message; time moves on where none is due."""
+        delivery = self.runtime._take(None)
+        assert delivery is not None, "nothing happens any more"
+        self.runtime._handle(delivery)
+
     def outcome(self, name: str, peer: bytes = b"client") -> Outcome:
         return self.outcomes.setdefault((peer, name), Outcome())
 

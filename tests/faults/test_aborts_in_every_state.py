@@ -324,8 +324,7 @@ def test_a_stranger_can_end_nothing_and_a_name_is_free_at_once_after_an_abort(na
 def test_an_abort_that_crosses_an_eviction_on_its_way_ends_all_work_for_it(seed: int) -> None:
     server, look = stage(PLACES["evicted, a step runs"], seed)
     while look.row is not None:  # message by message: now it is on its way to the queue
-        server.runtime._next_ns()
-        server.runtime._step()
+        server.step()
     server.abort(server.runtime.now_ns(), "it")
     server.run_until(server.runtime.now_ns())
     assert (look.queued, look.job, look.row, look.pages) == (None, None, None, 0)
