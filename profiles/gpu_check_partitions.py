@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -138,6 +139,7 @@ def _sm_ids(rig: Rig, box: TimeBox) -> dict[str, Any]:
     """Of every split: the SMs that each lane's programs ran on while both ran at once."""
     whole = _ids(rig, (rig.lane(Phase.DECODE, rig.partitions.units), rig.partitions.units))
     found: dict[str, Any] = {"whole_device_sms": len(whole[0][0]), "splits": {}}
+    decoding: list[frozenset[int]] = []
     for split in rig.partitions.splits():
         box.check()
         decode = (rig.lane(Phase.DECODE, split.decode_units), split.decode_units)
@@ -152,7 +154,11 @@ def _sm_ids(rig: Rig, box: TimeBox) -> dict[str, Any]:
             "both_ms": both_ms,
             "alone_ms": alone_ms,
             "at_once": both_ms < 0.75 * sum(alone_ms),
+            "decode_ids": sorted(own),
         }
+        decoding.append(own)
+    # What the arbiter takes to be so: it lets lanes of two splits run at once where their ranges do not meet.
+    found["decode_partitions_nest"] = all(one <= larger for one, larger in pairwise(decoding))
     return found
 
 

@@ -78,7 +78,7 @@ def test_rows_that_differ_in_everything_get_the_tokens_and_reports_of_the_host(s
 
 
 def test_ids_that_only_the_tokenizer_knows_change_no_other_row() -> None:
-    """Behind the last logit of a row comes the first of the next; behind the last row, the end of the card."""
+    """Behind the last logit of a row comes the first of the next; behind the last row, other memory."""
     past = int32_bytes([3, VOCABULARY, VOCABULARY + 5])
     values = np.array([9.0, 50.0, 50.0], dtype="<f4").tobytes()
     extras = tuple(RowExtras(row, bias_ids=past, bias_values=values, banned=past[4:]) for row in (0, 1))
