@@ -10,6 +10,7 @@ from typing import Any
 import triton
 from muxk.models.triton_attention import attend_kernel, merge_kernel
 from muxk.models.triton_kernels import rms_norm_kernel, rotate_append_kernel, silu_mul_kernel
+from muxk.profiles.gpu_check_kernels import SPIN_NS, sm_ids_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -49,11 +50,14 @@ CASES: tuple[tuple[Any, dict[str, int]], ...] = (
     (attend_kernel, ATTENTION | {"TILE": 64, "SPLIT": False, "HAS_WINDOW": False}),
     (attend_kernel, ATTENTION | {"TILE": 16, "SPLIT": True, "HAS_WINDOW": True}),
     (merge_kernel, {**HEADS, "TILE": 16, "BLOCK_DIM": 128}),
+    (sm_ids_kernel, {"spin_ns": SPIN_NS}),
 )
 
 
 def signature(kernel: Any, constants: dict[str, int]) -> dict[str, str]:
     types = NUMBERS | dict.fromkeys(INTEGERS, "*i32") | dict.fromkeys(FLOATS, "*fp32")
+    if kernel is sm_ids_kernel:
+        types["out"] = "*i32"
     return {name: "constexpr" if name in constants else types.get(name, "*bf16") for name in kernel.arg_names}
 
 

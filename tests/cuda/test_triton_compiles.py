@@ -18,7 +18,7 @@ def test_every_kernel_compiles_for_hopper_and_fits_its_shared_memory(tmp_path: P
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines()]
-    kernels = {"rms_norm", "silu_mul", "rotate_append", "attend", "merge"}
+    kernels = {"rms_norm", "silu_mul", "rotate_append", "attend", "merge", "sm_ids"}
     assert {name for name, _, _ in found} == {f"{kernel}_kernel" for kernel in kernels}
     for name, shared, code in found:
         assert int(shared) <= SHARED_BYTES_MAX, name
