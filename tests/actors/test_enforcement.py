@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from muxk.actors import engine
 from muxk.actors import protocol as wire
-from muxk.actors import system
 from muxk.actors.kv_pool import KvPool, check_pool
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.devices.sim import SimCosts, SimDevice
@@ -104,8 +104,8 @@ for _name in [name for name in dir(KvPool) if name.startswith("on_")]:
 def hostile_server(policy: Policy, **options: Any) -> VirtualServer:
     fields: dict[str, Any] = {"units": UNITS, "layers": LAYERS, "kv_tokens": 1024, "costs": CHEAP}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system, "KvPool", CheckedPool)
-        patch.setattr(system, "Arbiter", WatchedArbiter)
+        patch.setattr(engine, "KvPool", CheckedPool)
+        patch.setattr(engine, "Arbiter", WatchedArbiter)
         server = VirtualServer(policy, calibrate=False, **fields | options)
         server.runtime.start()
     return server

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+from muxk.actors import engine
 from muxk.actors import protocol as wire
-from muxk.actors import system
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.device import Lane
 from muxk.kernel.devices.sim import SimCosts
@@ -45,7 +45,7 @@ class Swapped(Arbiter):
 def run(before: str, after: str | None) -> tuple[VirtualServer, Swapped, float]:
     """Streams that decode beside prompts; the longest item in ms comes with it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system, "Arbiter", Swapped)
+        patch.setattr(engine, "Arbiter", Swapped)
         server = VirtualServer(before, calibrate=False, costs=COSTS, kv_tokens=16_384)
         server.runtime.start()
     arbiter = server.runtime.actor("arbiter")

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
+from muxk.actors import engine
 from muxk.actors import protocol as wire
-from muxk.actors import system
 from muxk.actors.kv_pool import KvPool
 from muxk.actors.messages import ReservePages
 from virtual_server import MS, S, VirtualServer, expected_tokens
@@ -79,7 +79,7 @@ def test_a_request_that_has_to_wait_for_pages_is_not_tried_again_until_some_came
             super().on_reserve_pages(message)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system, "KvPool", CountingPool)
+        patch.setattr(engine, "KvPool", CountingPool)
         server = VirtualServer(kv_tokens=POOL_TOKENS, calibrate=False)
     for index in range(4):
         server.submit(2 * S, f"r{index}", prompt_token_ids=prompt_of(index), max_tokens=80, **GREEDY)
