@@ -123,16 +123,26 @@ def test_ctrl_c_ends_the_command_and_every_process_that_it_started(tmp_path: Pat
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background of a shell has it ignored, and passes that on.
+        preexec_fn=_heed_ctrl_c,
     )
-    assert process.stderr is not None
-    assert "about" in process.stderr.readline()
-    children = children_of(process.pid)
-    assert children
-    os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        assert process.stderr is not None
+        assert "about" in process.stderr.readline()
+        children = children_of(process.pid)
+        assert children
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130
     assert said.strip() == "muxk: stopped"
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def children_of(pid: int) -> list[int]:
