@@ -19,7 +19,7 @@ from muxk.client.experiments import Lab
 from muxk.client.paper_extras import extras
 from muxk.client.paper_report import off_figures, report
 from muxk.client.paper_rows import FIGURES
-from muxk.client.paper_study import Study
+from muxk.client.paper_study import Study, movable
 
 TOLD_EVERY_S = 20.0
 
@@ -34,6 +34,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--version", default=code_version(), help="of the code, for kept outcomes")
     parser.add_argument("--no-moves", action="store_true", help="do not move the assumed constants")
+    parser.add_argument("--constants", default="", help="assumed constants to move, by commas; all without")
     return parser
 
 
@@ -50,7 +51,8 @@ def main() -> None:
         given.out.write_text(report(study, found, more), encoding="utf-8")
         say(f"wrote {given.out}")
         if not given.no_moves:
-            study.move_constants(found, off_figures(found))
+            constants = given.constants.split(",") if given.constants else movable()
+            study.move_constants(found, off_figures(found), constants)
             given.out.write_text(report(study, found, more), encoding="utf-8")
             say(f"wrote {given.out} again, with how far figures move")
 

@@ -8,7 +8,7 @@ from muxk.client.goodput import Goodput
 from muxk.client.paper_extras import Extra
 from muxk.client.paper_notes import NOTES
 from muxk.client.paper_rows import AT_LEAST, FIGURES, Figure
-from muxk.client.paper_study import FACTORS, Found, Study
+from muxk.client.paper_study import COARSE_TOLERANCE, FACTORS, Found, Study
 
 CLOSE = 0.25
 """A ratio within this of the paper's counts."""
@@ -121,7 +121,7 @@ def _extras(extras: list[Extra]) -> Iterator[str]:
     yield ""
     for extra in extras:
         if not is_close_extra(extra):
-            yield f"- {extra.name}: {NOTES.get(extra.name, 'not explained.')}"
+            yield f"- {extra.name}: best explanation found: {NOTES.get(extra.name, 'none.')}"
     yield ""
 
 
@@ -174,7 +174,7 @@ def _off_figure(figure: Figure, found: Found) -> Iterator[str]:
     ratio = found.ratio(figure)
     paper = figure.note if figure.paper is None else f"{figure.paper:g}"
     ours = "no ratio" if ratio is None else f"{ratio:.2f}"
-    yield f"**{figure.key}**: paper {paper}, ours {ours}. {NOTES.get(figure.key, 'Not explained.')}"
+    yield f"**{figure.key}**: paper {paper}, ours {ours}. Best explanation found: {NOTES.get(figure.key, 'none.')}"
     yield ""
     ranges = found.ranges.get(figure, {})
     if not ranges or ratio is None:
@@ -183,13 +183,11 @@ def _off_figure(figure: Figure, found: Found) -> Iterator[str]:
         return
     by_reach = sorted(ranges, key=lambda constant: -max(abs(value - ratio) for value in ranges[constant]))
     values = [value for pair in ranges.values() for value in pair]
-    yield (
-        f"With each assumed constant times {FACTORS[0]} and {FACTORS[1]}, one seed: {min(values):.2f} to "
-        f"{max(values):.2f}. Most by: "
-        + "; ".join(
-            f"`{constant}` {ranges[constant][0]:.2f}, {ranges[constant][1]:.2f}"
-            for constant in by_reach[:RANGE_ROWS]
-        )
-        + "."
+    moved = f"{len(ranges)} assumed constants, one at a time, times {FACTORS[0]} and {FACTORS[1]}"
+    searched = f"one seed, searched to {COARSE_TOLERANCE:.0%}"
+    most = "; ".join(
+        f"`{constant}` {ranges[constant][0]:.2f}, {ranges[constant][1]:.2f}"
+        for constant in by_reach[:RANGE_ROWS]
     )
+    yield f"With {moved} ({searched}): {min(values):.2f} to {max(values):.2f}. Most by: {most}."
     yield ""

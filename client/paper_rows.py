@@ -19,6 +19,10 @@ STATIC = (("borrow", "false"),)
 """Static disaggregation of the paper (SGLang-PD): one instance for prefill, one for decode."""
 
 
+EVALUATED = (("max_prefill", "5s"),)
+"""As LoongServe was evaluated; its code's default is shorter."""
+
+
 class System(StrEnum):
     MUXWISE = "MuxWise"
     CHUNKED = "chunked"
@@ -130,6 +134,8 @@ def cell_of(
         settings = (("budget", str(budget)),)
     elif system is System.STATIC:
         settings = STATIC
+    elif system is System.LOONGSERVE:
+        settings = EVALUATED
     return Cell(
         policy=POLICIES[system],
         settings=settings,

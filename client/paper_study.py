@@ -130,11 +130,8 @@ class Study:
 
     # --- how far figures move ---
 
-    def move_constants(self, found: Found, figures: Sequence[Figure]) -> None:
-        """For each of these figures the ratio with each assumed constant times 0.7 and 1.3, one seed."""
-        constants = [
-            constant for constant in assumed_constants(load_gpu("a100")) if not constant.startswith(NO_EFFECT)
-        ]
+    def move_constants(self, found: Found, figures: Sequence[Figure], constants: Sequence[str]) -> None:
+        """For each of these figures the ratio with each of these constants times 0.7 and 1.3, one seed."""
         moves = [(constant, factor) for constant in constants for factor in FACTORS]
         pairs = dict.fromkeys(
             (figure.setting, system) for figure in figures for system in (System.MUXWISE, figure.other)
@@ -169,6 +166,13 @@ class Study:
     def outcomes(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Of single runs."""
         return self.lab.run(cells)
+
+
+def movable() -> list[str]:
+    """The assumed constants of the card that have an effect here."""
+    return [
+        constant for constant in assumed_constants(load_gpu("a100")) if not constant.startswith(NO_EFFECT)
+    ]
 
 
 def _search(start: float, tolerance: float) -> Search:
