@@ -174,7 +174,8 @@ def _off_figure(figure: Figure, found: Found) -> Iterator[str]:
     ratio = found.ratio(figure)
     paper = figure.note if figure.paper is None else f"{figure.paper:g}"
     ours = "no ratio" if ratio is None else f"{ratio:.2f}"
-    yield f"**{figure.key}**: paper {paper}, ours {ours}. Best explanation found: {NOTES.get(figure.key, 'none.')}"
+    why = NOTES.get(figure.key, "none.")
+    yield f"**{figure.key}**: paper {paper}, ours {ours}. Best explanation found: {why}"
     yield ""
     ranges = found.ranges.get(figure, {})
     if not ranges or ratio is None:
