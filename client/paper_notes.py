@@ -15,10 +15,14 @@ CHUNKED = (
 SHAREGPT = (
     "Prompts of some 200 tokens leave little to multiplex, and how batches are formed decides: the "
     "paper does not say how, and ours takes at most 8 prompts or 512 tokens, which is under what "
-    "fills the GEMMs of so many SMs, while a chunk of 512 is full."
+    "fills the GEMMs of so many SMs, while a chunk of 512 is full. That was not tested by a run."
 )
 
 NOTES: Mapping[str, str] = {
+    "8B, 8xA100, toolagent, TBT 50 ms: static disaggregation": (
+        "It is at the border (1.61 with the first seed alone): one of two instances computes prompts, and "
+        "that is what limits it."
+    ),
     "8B, 8xA100, toolagent, TBT 50 ms: chunked": CHUNKED,
     "70B, 8xA100, toolagent, TBT 100 ms: chunked": CHUNKED,
     "8B, 8xA100, toolagent, TBT 50 ms: LoongServe": (

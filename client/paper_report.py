@@ -79,6 +79,9 @@ def _verdict(found: Found, extras: list[Extra]) -> Iterator[str]:
         f"**{close} of {len(shown)} ratios and {more} of {len(extras)} other figures agree; "
         f"{whole} of {len(rows)} rows of ratios agree in all of theirs.**"
     )
+    missing = dict.fromkeys(figure.setting.name for figure in FIGURES if figure not in shown)
+    if missing:
+        yield f"Not run in this edition: {'; '.join(missing)}."
     ordered = sum((found.ratio(figure) or 0.0) > 1.0 for figure in shown if figure.paper is not None)
     known = sum(figure.paper is not None for figure in shown)
     yield f"The order, MuxWise before the other, is the paper's in {ordered} of {known}."
