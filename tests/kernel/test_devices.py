@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import muxk.kernel.devices
 import pytest
+from device_port import CollectingPort
 from fake_streams import FakeRunner, FakeStreams, fake_device
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
@@ -85,29 +85,7 @@ class SlowRunner:
         self.discarded.append(batch_id)
 
 
-class Port:
-    """Collects what a device posts from threads of its own."""
-
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def post(self, message: Message) -> None:
-        self.messages.put(message)
-
-    def post_after(self, delay_ns: int, message: Message) -> Timer:
-        raise NotImplementedError("this device keeps time itself")
-
-    def cancel(self, timer: Timer) -> None:
-        raise NotImplementedError("this device keeps time itself")
-
-    def take(self) -> Message:
-        return self.messages.get(timeout=10)
-
-
-class VirtualPort(Port):
+class VirtualPort(CollectingPort):
     """Time goes on to the next message when it is taken, and stands still otherwise."""
 
     def __init__(self) -> None:
@@ -176,16 +154,16 @@ def decode_item(item_id: int) -> Item:
 
 
 @pytest.fixture(params=sorted(FACTORIES))
-def opened(request: Any) -> Iterator[tuple[Device, Port]]:
+def opened(request: Any) -> Iterator[tuple[Device, CollectingPort]]:
     device = FACTORIES[request.param]()
-    port = Port() if request.param in ("cpu", "cuda") else VirtualPort()
+    port = CollectingPort() if request.param in ("cpu", "cuda") else VirtualPort()
     device.start(port)
     yield device, port
     device.close()
     device.close()  # idempotent
 
 
-def collect(port: Port, count: int) -> list[Message]:
+def collect(port: CollectingPort, count: int) -> list[Message]:
     return [port.take() for _ in range(count)]
 
 
@@ -197,7 +175,9 @@ def test_every_device_in_the_folder_is_held_to_this() -> None:
     assert stems - parts == set(FACTORIES)
 
 
-def test_splits_are_disjoint_ascending_and_use_the_whole_device(opened: tuple[Device, Port]) -> None:
+def test_splits_are_disjoint_ascending_and_use_the_whole_device(
+    opened: tuple[Device, CollectingPort],
+) -> None:
     device, _ = opened
     assert list(device.splits()) == sorted(device.splits())
     assert device.splits() == (Split(1, 1),)
@@ -208,7 +188,7 @@ def test_splits_are_disjoint_ascending_and_use_the_whole_device(opened: tuple[De
     assert set(whole.units) == {0, 1}
 
 
-def test_a_lane_runs_its_items_one_after_the_other(opened: tuple[Device, Port]) -> None:
+def test_a_lane_runs_its_items_one_after_the_other(opened: tuple[Device, CollectingPort]) -> None:
     device, port = opened
     lane = device.lane(Phase.PREFILL, 1)
     for index in range(LAYERS):
@@ -220,7 +200,9 @@ def test_a_lane_runs_its_items_one_after_the_other(opened: tuple[Device, Port]) 
     assert [len(message.tokens) for message in done if isinstance(message, ItemDone)] == [0, 0, 0, 4]
 
 
-def test_two_lanes_run_at_the_same_time_unless_one_waits_for_the_other(opened: tuple[Device, Port]) -> None:
+def test_two_lanes_run_at_the_same_time_unless_one_waits_for_the_other(
+    opened: tuple[Device, CollectingPort],
+) -> None:
     device, port = opened
     decode, prefill = device.lane(Phase.DECODE, 1), device.lane(Phase.PREFILL, 1)
     device.launch(prefill, prefill_item(1, 0, LAYERS), ())
@@ -231,7 +213,7 @@ def test_two_lanes_run_at_the_same_time_unless_one_waits_for_the_other(opened: t
     assert done[3].started_ns >= max(done[1].ended_ns, done[2].ended_ns)
 
 
-def test_an_item_that_waits_for_one_that_ended_long_ago_runs(opened: tuple[Device, Port]) -> None:
+def test_an_item_that_waits_for_one_that_ended_long_ago_runs(opened: tuple[Device, CollectingPort]) -> None:
     device, port = opened
     device.launch(device.lane(Phase.DECODE, 1), decode_item(1), ())
     collect(port, 1)
@@ -241,7 +223,7 @@ def test_an_item_that_waits_for_one_that_ended_long_ago_runs(opened: tuple[Devic
 
 
 def test_an_item_that_raises_on_the_cpu_is_reported_and_the_lane_goes_on() -> None:
-    runner, port = SlowRunner(), Port()
+    runner, port = SlowRunner(), CollectingPort()
     device = CpuDevice(runner, cores=[0, 0])
     device.start(port)
     lane = device.lane(Phase.PREFILL, 1)
@@ -257,7 +239,7 @@ def test_an_item_that_raises_on_the_cpu_is_reported_and_the_lane_goes_on() -> No
 
 
 def test_reset_waits_for_what_is_in_flight_on_the_cpu() -> None:
-    runner, port = SlowRunner(), Port()
+    runner, port = SlowRunner(), CollectingPort()
     device = CpuDevice(runner, cores=[0, 0])
     device.start(port)
     for index in range(3):
@@ -310,7 +292,7 @@ def test_closing_the_cpu_device_does_not_wait_for_an_item_that_hangs(monkeypatch
     monkeypatch.setattr(cpu, "CLOSE_S", 0.1)
     runner = HangingRunner()
     device = CpuDevice(runner, cores=[0, 0])
-    device.start(Port())
+    device.start(CollectingPort())
     lane = device.lane(Phase.DECODE, 2)
     device.launch(lane, decode_item(1), [])
     assert runner.entered.wait(10)
@@ -323,7 +305,9 @@ def test_closing_the_cpu_device_does_not_wait_for_an_item_that_hangs(monkeypatch
     lane.thread.join(10)
 
 
-def test_the_times_that_a_device_tells_of_its_items_add_up_in_the_ledger(opened: tuple[Device, Port]) -> None:
+def test_the_times_that_a_device_tells_of_its_items_add_up_in_the_ledger(
+    opened: tuple[Device, CollectingPort],
+) -> None:
     device, port = opened
     table = LaneTable(device, 1)
     table.idle.begin(port.now_ns())
