@@ -68,10 +68,27 @@ class Backend:
     tokenizer: Tokenizer
     model: str
     max_context_tokens: int
+    """Of a request that one device serves."""
     cluster: Cluster | None = None
     identity: Identity = field(default_factory=Identity)
     profile: Estimates | None = None
     """What was measured before, in place of the measurement at start."""
+    model_context_tokens: int | None = None
+    """Longest context of the model; None: as long as pools hold."""
+
+    def context_tokens(self, devices: int) -> int:
+        """Longest context of a request that so many devices serve as one group: what the model takes and
+        their KV pools hold together. Devices that form no groups hold one each."""
+        if self.cluster is None or not self.cluster.elastic:
+            return self.max_context_tokens
+        pools = devices * (self.device.pages - 1) * PAGE_SIZE
+        return pools if self.model_context_tokens is None else min(pools, self.model_context_tokens)
+
+    @property
+    def group_context_tokens(self) -> tuple[int, ...]:
+        """`context_tokens` of groups of one device, of two, and so on up to all."""
+        count = 1 if self.cluster is None else len(self.cluster.devices)
+        return tuple(self.context_tokens(devices) for devices in range(1, count + 1))
 
     @property
     def name(self) -> str:
@@ -145,7 +162,8 @@ def _open_sim_gpu(device: str, model: str, kv_tokens: int | None) -> Backend:
     from muxk.actors.gpu_backend import open_gpu_backend
 
     gpu = open_gpu_backend(device, model, kv_tokens)
-    return replace(gpu.backend, max_context_tokens=min(gpu.shape.context_max, gpu.kv_tokens))
+    longest = gpu.shape.context_max
+    return replace(gpu.backend, max_context_tokens=min(longest, gpu.kv_tokens), model_context_tokens=longest)
 
 
 def _device_count(device: str) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from muxk.actors.messages import AdmitRequest, Request
 
@@ -26,3 +28,20 @@ def never_fits(message: AdmitRequest, limit: int) -> str | None:
             f"{limit} tokens; max_tokens may be {limit - prompt} at most"
         )
     return None
+
+
+def room_for(prompt_tokens: int, limits: Sequence[int]) -> int:
+    """The context in which a prompt has room for its answer: that of the fewest devices that hold it.
+
+    `limits` are the longest contexts on one device, on two, and so on. An answer that has no limit of its
+    own is promised the pools of no more devices than its prompt needs.
+    """
+    return next((limit for limit in limits if prompt_tokens < limit), limits[-1])
+
+
+def outgrew(request: Request, limit: int) -> str | None:
+    """Why a request that was accepted can not be served with contexts of so many tokens, if it can not."""
+    longest = request.prompt_tokens + request.params.max_tokens
+    if longest <= limit:
+        return None
+    return f"prompt and answer may take {longest} tokens, and the limit is {limit} now"

@@ -63,10 +63,11 @@ class Engine:
         self, refs: Refs, device: Device, pages: Mapping[int, range], elastic: ElasticDevice | None
     ) -> list[ActorSpec]:
         book, sha, end_ids = self.book, self.policy_sha, self.backend.tokenizer.end_ids
-        context = self.backend.max_context_tokens
+        # Where there are several devices placement knows the limit of the policy in force, and asks first.
+        context = self.backend.group_context_tokens[-1]
         probes = []
         if self.calibrate:
-            longest = min(context, (device.pages - 1) * PAGE_SIZE)
+            longest = min(self.backend.max_context_tokens, (device.pages - 1) * PAGE_SIZE)
             probes = plan_probes(device.units, device.splits(), device.layers, longest)
         profile = self.backend.profile
         estimator = partial(Estimator, refs, probes, device.layers, book, sha, profile)
@@ -103,7 +104,7 @@ class Engine:
             layers=device.layers,
             elastic=bool(cluster.elastic),
             pages=device.pages - 1,
-            context_tokens=self.backend.max_context_tokens,
+            context_tokens=self.backend.group_context_tokens,
             page_bytes=link.page_bytes,
             link_bytes_per_ns=link.bytes_per_ns,
         )

@@ -90,7 +90,7 @@ class Gateway(Actor):
         self._refs = refs
         self._options = options
         self._on_ready = on_ready
-        self._limits = ModelLimits(options.vocabulary_size, options.max_context_tokens)
+        self._limits = ModelLimits(options.vocabulary_size, options.context_tokens[-1])
         self._decoder = msgspec.msgpack.Decoder(wire.AnyCommand)
         self._frames = msgspec.msgpack.Decoder(wire.Frame)
         self._named = msgspec.msgpack.Decoder(_NamedCommand)
@@ -153,7 +153,7 @@ class Gateway(Actor):
             model=options.model,
             device=options.device,
             policy=self.state.policy.name,
-            max_context_tokens=options.max_context_tokens,
+            max_context_tokens=self._policy.max_context_tokens,
             vocabulary_size=options.vocabulary_size,
         )
         self.tell(peer, welcome)

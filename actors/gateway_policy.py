@@ -25,7 +25,7 @@ from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnrea
 from muxk.actors.policy_compiler import Compile, compiler, opener
 from muxk.actors.refs import Everybody
 from muxk.kernel.messages import PolicyChanged
-from muxk.kernel.policy import PolicyBook, PolicyText
+from muxk.kernel.policy import PolicyBook, PolicyText, widest_group_of
 from muxk.kernel.shadow import ShadowTally
 
 SWAPS_MAX = 8
@@ -53,12 +53,18 @@ class GatewayPolicy:
         self._owner = owner
         self._everybody = everybody
         self._settings = options.settings
-        self._devices = options.devices
+        self._options = options
         self._state = state
         self._book = book
         self._compile = compile_policy
         self._notice = notice
         self._next_file: PolicyFileRead | None = None
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Of a request under the policy in force."""
+        widest = widest_group_of(self._book[self._state.policy.sha])
+        return self._options.max_context_tokens(widest)
 
     # --- what may change the policy ---
 
@@ -146,9 +152,11 @@ class GatewayPolicy:
     def _fitting(self, message: PolicyCompiled) -> PolicyCompiled:
         """Refused when this server has too few devices for it."""
         needed = self._book[message.sha].devices_min if message.sha else 1
-        if needed <= self._devices:
+        if needed <= self._options.devices:
             return message
-        report = f"the policy {message.name} needs {needed} devices, and this server has {self._devices}"
+        report = (
+            f"the policy {message.name} needs {needed} devices, and this server has {self._options.devices}"
+        )
         return PolicyCompiled(message.ticket, "", "", report)
 
     def _accept(self, swap: Swap, message: PolicyCompiled) -> None:

@@ -75,10 +75,15 @@ class GatewayOptions:
     settings: Mapping[str, str]
     """Of the policy's params, for files that are read again."""
     vocabulary_size: int
-    max_context_tokens: int
+    context_tokens: tuple[int, ...]
+    """Longest contexts on groups of one device, of two, and so on up to all devices."""
     seed: int
     """Seeds of requests that bring none are drawn from it."""
     devices: int = 1
+
+    def max_context_tokens(self, widest_group: int) -> int:
+        """Under a policy that forms groups of so many devices at most."""
+        return self.context_tokens[min(widest_group, len(self.context_tokens)) - 1]
 
 
 @dataclass(slots=True)

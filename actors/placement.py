@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from muxk.actors.context_limits import never_fits, with_room
+from muxk.actors.context_limits import never_fits, outgrew, room_for, with_room
 from muxk.actors.group_messages import (
     DeviceReleased,
     DevicesTaken,
@@ -25,6 +25,7 @@ from muxk.actors.messages import (
     EstimatorReady,
     RecomputeRequest,
     RequestAborted,
+    RequestFailed,
     RequestRefused,
     StopRequest,
 )
@@ -50,7 +51,7 @@ from muxk.kernel.messages import (
     StateReported,
 )
 from muxk.kernel.placing import PlaceAnswer, PlaceView
-from muxk.kernel.policy import PolicyBook
+from muxk.kernel.policy import PolicyBook, widest_group_of
 from muxk.kernel.statuses import Reason, StatusReport
 from muxk.kernel.work import PAGE_SIZE
 
@@ -85,22 +86,37 @@ class Placement(Actor):
         )
 
     def started(self) -> None:
-        self._transfers = Transfers(self._groups, self.context)
+        self._transfers = Transfers(self._groups, self.context, self._devices_needed)
         self._placer = Placer(self._groups, self._fleet, self.state, self._transfers, self.context)
 
     # --- requests ---
 
     def on_admit_request(self, message: AdmitRequest) -> None:
-        limit, bound = self._fleet.context_tokens, self._queue_bound()
-        refusal = never_fits(message, limit)
+        limits, bound = self._context_limits(), self._queue_bound()
+        refusal = never_fits(message, limits[-1])
         if refusal is not None:
-            self._refuse(message, "never_fits", refusal)
+            self._refuse(message, "never_fits", refusal + self._wider())
         elif len(self.state.queue) >= bound:
             reason = f"{bound} requests wait for a device already, the bound of the queue"
             self._refuse(message, "overloaded", reason)
         else:
-            request = classified(with_room(message, limit), self.state.decider)
-            self._enqueue(msgspec.structs.replace(message, request=request))
+            room = room_for(message.request.prompt_tokens, limits)
+            request = classified(with_room(message, room), self.state.decider)
+            self._enqueue(AdmitRequest(request, max_tokens_given=True))
+
+    def _context_limits(self) -> tuple[int, ...]:
+        """Of the groups that the policy in force forms, by their number of devices."""
+        return self._fleet.limits(widest_group_of(self.state.decider.policy))
+
+    def _wider(self) -> str:
+        """What would hold a longer context here, for people."""
+        most = self._fleet.context_tokens[-1]
+        if most == self._context_limits()[-1]:
+            return ""
+        name = self.state.decider.policy.name
+        return (
+            f" under the policy {name}; one that forms larger groups, as loongserve does, takes up to {most}"
+        )
 
     def _queue_bound(self) -> int:
         bound = self.state.decider.limits.queue_bound
@@ -115,7 +131,17 @@ class Placement(Actor):
             return  # it ended while it was on its way here
         self.state.forget(message.request.request_id, self.now_ns())
         request = up_to_date(message.request, self.state.decider)
-        self._enqueue(RecomputeRequest(msgspec.structs.replace(request, decode_group=None)))
+        if not self._ends_outgrown(message):
+            self._enqueue(RecomputeRequest(msgspec.structs.replace(request, decode_group=None)))
+
+    def _ends_outgrown(self, message: AdmitRequest | RecomputeRequest) -> bool:
+        """It is refused when another policy came into force that forms smaller groups than it needs."""
+        reason = outgrew(message.request, self._context_limits()[-1])
+        if reason is None:
+            return False
+        failed = RequestFailed(message.request.request_id, "never_fits", reason + self._wider())
+        self.send(self._shared.tokenizer, failed)
+        return True
 
     def _enqueue(self, message: AdmitRequest | RecomputeRequest) -> None:
         queue = self.state.queue
@@ -191,7 +217,13 @@ class Placement(Actor):
 
     # --- asking the policy ---
 
+    def _devices_needed(self, group: int) -> int:
+        return self._fleet.devices_for(self.state.pages_needed(group))
+
     def _place_if_elastic(self) -> None:
+        if self.state.recalling:
+            self._transfers.recall()
+            self.state.recalling = not self._transfers.all_at_home
         if self._fleet.elastic or self.state.queue:
             self._place()
 
@@ -272,9 +304,13 @@ class Placement(Actor):
         state = self.state
         state.decider.use(message.sha)
         for request_id, waiting in list(state.queue.items()):
+            if self._ends_outgrown(waiting):
+                del state.queue[request_id]
+                continue
             request = classified(waiting.request, state.decider)
             state.queue[request_id] = msgspec.structs.replace(waiting, request=request)
         self._transfers.recall()
+        state.recalling = widest_group_of(state.decider.policy) == 1
         self._place()
 
     def on_report_requests(self, message: ReportRequests) -> None:

@@ -82,26 +82,43 @@ class PlacementState:
     decider: Decider
     queue: dict[int, AdmitRequest | RecomputeRequest] = field(default_factory=dict)
     """By request, by arrival."""
+    overtaken: int = 0
+    """See `PlaceView`."""
     placed: dict[int, Placed] = field(default_factory=dict)
+    wide: dict[int, None] = field(default_factory=dict)
+    """Those of them that need more pages than one device has."""
     loads: list[GroupLoad] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     estimates: Estimates = field(default_factory=Estimates)
     width_factors: list[float] = field(default_factory=list)
     answers: int = 0
     answer_tokens: int = 0
+    recalling: bool = False
+    """Devices are to be in their own groups as soon as no request needs more of them than one."""
     ready: int = 0
     """Groups that were measured."""
     counts: Counter[str] = field(default_factory=Counter)
 
-    def send_to(self, request: Request, group: int, decode_group: int) -> None:
+    def send_to(self, request: Request, group: int, decode_group: int, pages_of_one: int) -> None:
         """Keep books on a request that goes to a group."""
         tokens = prefill_tokens(request)
-        longest = request.prompt_tokens + request.params.max_tokens
-        placed = Placed(
-            group, decode_group, tokens, tokens // PAGE_SIZE + 1, max(tokens, longest) // PAGE_SIZE + 1
-        )
+        placed = Placed(group, decode_group, tokens, prompt_pages(request), longest_pages(request))
         self.placed[request.request_id] = placed
+        if placed.pages > pages_of_one:
+            self.wide[request.request_id] = None
         self._count(placed, 1)
+
+    def pages_needed(self, group: int) -> int:
+        """Of its largest request: with fewer pages a group could never serve all that it was sent. Told of
+        those only that need more than one device has; 0 where there are none."""
+        most = 0
+        for request_id in self.wide:
+            placed = self.placed[request_id]
+            if placed.decode_group == group:
+                most = max(most, placed.pages)
+            elif placed.group == group:
+                most = max(most, placed.prompt_pages)
+        return most
 
     def enter(self, request_id: int, stage: Stage) -> None:
         """It has come so far; an unknown one has ended."""
@@ -125,6 +142,7 @@ class PlacementState:
         placed = self.placed.pop(request_id, None)
         if placed is None:
             return
+        self.wide.pop(request_id, None)
         self._count(placed, -1)
         for group in (placed.group, placed.decode_group):
             self.loads[group].since_ns = now_ns
@@ -175,6 +193,17 @@ class PlacementState:
         factor = (now_ns - assignment.began_ns) * assignment.width / alone
         place = assignment.width - 1
         self.width_factors[place] = WIDTH_MEMORY * self.width_factors[place] + (1 - WIDTH_MEMORY) * factor
+
+
+def prompt_pages(request: Request) -> int:
+    """Pages that it is reserved for its prefill."""
+    return prefill_tokens(request) // PAGE_SIZE + 1
+
+
+def longest_pages(request: Request) -> int:
+    """Pages of its prompt and longest answer. The last token of all is never written."""
+    longest = request.prompt_tokens + request.params.max_tokens
+    return max(prompt_pages(request), -(-longest // PAGE_SIZE))
 
 
 def prompt_sums(requests: list[Request]) -> tuple[int, int]:

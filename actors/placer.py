@@ -9,13 +9,18 @@ from __future__ import annotations
 import msgspec
 from muxk.actors.group_messages import FetchPrefix, MoveDecode
 from muxk.actors.messages import AdmitRequest, RecomputeRequest, Request
-from muxk.actors.placement_state import Assignment, PlacementState, Stage, prompt_sums
+from muxk.actors.placement_state import (
+    Assignment,
+    PlacementState,
+    Stage,
+    longest_pages,
+    prompt_pages,
+    prompt_sums,
+)
 from muxk.actors.refs import Refs
-from muxk.actors.request_views import prefill_tokens
 from muxk.actors.transfers import Transfers
 from muxk.kernel.actor import Context
 from muxk.kernel.placing import Action, Assign, Grow, Move, PlaceAnswer, Shrink
-from muxk.kernel.work import PAGE_SIZE
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -26,10 +31,18 @@ class Fleet(msgspec.Struct, frozen=True):
     elastic: bool
     pages: int
     """Of one device's pool."""
-    context_tokens: int
-    """Longest prompt and answer together."""
+    context_tokens: tuple[int, ...]
+    """Longest prompt and answer together, in groups of one device, of two, and so on up to all."""
     page_bytes: int
     link_bytes_per_ns: float
+
+    def limits(self, widest_group: int) -> tuple[int, ...]:
+        """Longest contexts under a policy that forms groups of so many devices at most."""
+        return self.context_tokens[:widest_group]
+
+    def devices_for(self, pages: int) -> int:
+        """Devices whose pools together have so many pages."""
+        return max(1, -(-pages // self.pages))
 
 
 class Placer:
@@ -105,25 +118,26 @@ class Placer:
         return may
 
     def _shrink(self, action: Shrink) -> bool:
-        member = self._transfers.members[action.group]
-        going = [
-            device
-            for device in action.devices
-            if device in member.devices and device != action.group and device not in member.leaving
-        ]
+        going = self._transfers.spare(action.group, action.devices)
         self._transfers.shrink(action.group, going)
         return bool(going)
+
+    def _room(self, group: int) -> int:
+        """Pages of a group when all who leave it have left."""
+        return len(self._transfers.members[group].with_pages) * self._fleet.pages
 
     def _move(self, action: Move) -> bool:
         transfers = self._transfers
         if not (transfers.is_awake(action.group) and transfers.is_awake(action.to)):
             return False
-        placed = self._state.placed
+        placed, room = self._state.placed, self._room(action.to)
         moving = [
             request_id
             for request_id, known in placed.items()
             if known.group == action.group and known.stage is Stage.DECODING
         ]
+        if any(placed[request_id].pages > room for request_id in moving):
+            return False
         for request_id in moving:
             self._state.move(request_id, action.to)
         if moving:
@@ -137,11 +151,13 @@ class Placer:
         awake = self._transfers.is_awake(group) and self._transfers.is_awake(decode_group)
         if not messages or not awake or (action.devices and not self._may_grow(group, action.devices)):
             return False
+        if not self._can_hold(action, decode_group, [message.request for message in messages]):
+            return False
         began_ns = self._context.now_ns() if state.loads[group].idle else None
         requests = [message.request for message in messages]
         for request in requests:
             del state.queue[request.request_id]
-            state.send_to(request, group, decode_group)
+            state.send_to(request, group, decode_group, self._fleet.pages)
         own = None if decode_group == group else decode_group
         sent = [
             msgspec.structs.replace(
@@ -152,6 +168,26 @@ class Placer:
         self._hand_out(action, requests, sent, began_ns)
         return True
 
+    def _can_hold(self, action: Assign, decode_group: int, requests: list[Request]) -> bool:
+        """Whether each of them fits, when it has the group's pages to itself."""
+        room = self._fleet.pages * len(self._kept_with_pages(action))
+        if decode_group == action.group:
+            return all(longest_pages(request) <= room for request in requests)
+        there = self._room(decode_group)
+        return all(prompt_pages(one) <= room and longest_pages(one) <= there for one in requests)
+
+    def _devices_of(self, action: Assign) -> tuple[int, ...]:
+        """All that compute the prompts, the leader of the group first."""
+        others = (*self._transfers.members[action.group].devices, *action.devices)
+        return (action.group, *(device for device in others if device != action.group))
+
+    def _kept_with_pages(self, action: Assign) -> tuple[int, ...]:
+        """Those of them that hold KV afterwards."""
+        devices = self._devices_of(action)
+        kept = devices if action.keep is None else devices[: max(1, action.keep)]
+        with_pages = (*self._transfers.members[action.group].with_pages, *action.devices)
+        return tuple(device for device in kept if device in with_pages)
+
     def _hand_out(
         self,
         action: Assign,
@@ -160,8 +196,7 @@ class Placer:
         began_ns: int | None,
     ) -> None:
         """To the group's admission, at once or when the devices are there."""
-        member = self._transfers.members[action.group]
-        devices = (action.group, *(d for d in (*member.devices, *action.devices) if d != action.group))
+        devices = self._devices_of(action)
         kept = devices if action.keep is None else devices[: max(1, action.keep)]
         helpers = tuple(device for device in devices if device not in kept)
         if self._fleet.elastic:
@@ -193,16 +228,16 @@ class Placer:
         if not state.queue or transfers.under_way or not all(load.idle for load in state.loads):
             return
         head = next(iter(state.queue))
-        awake = self._awake()
+        group = self._awake()[0]
         state.counts["forced placements"] += 1
-        self._assign(Assign((head,), awake[0], self._needed(head, awake)))
+        if not self._assign(Assign((head,), group, self._missing(head, group))):
+            transfers.recall()
 
-    def _needed(self, request_id: int, awake: list[int]) -> tuple[int, ...]:
-        """Devices that a long prompt needs beside the first awake group's own."""
+    def _missing(self, request_id: int, group: int) -> tuple[int, ...]:
+        """Devices that a long request needs beside those of a group; too few where others are not alone."""
         if not self._fleet.elastic:
             return ()
-        pages = prefill_tokens(self._state.queue[request_id].request) // PAGE_SIZE + 1
-        member = self._transfers.members[awake[0]]
-        missing = -(-pages // self._fleet.pages) - len(member.with_pages)
-        alone = [group for group in awake[1:] if self._transfers.members[group].devices == (group,)]
-        return tuple(alone[: max(0, missing)])
+        members = self._transfers.members
+        needed = self._fleet.devices_for(longest_pages(self._state.queue[request_id].request))
+        alone = [other for other in self._awake() if other != group and members[other].devices == (other,)]
+        return tuple(alone[: max(0, needed - len(members[group].with_pages))])

@@ -15,7 +15,7 @@ from muxk.kernel.actor import Message, Timer
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.devices.sim import SimDevice
 from muxk.kernel.placing import PlaceAnswer, PlaceView
-from muxk.kernel.policy import Policy
+from muxk.kernel.policy import Policy, widest_group_of
 from muxk.kernel.view import (
     AdmitAnswer,
     AdmitView,
@@ -235,6 +235,10 @@ class WatchedPolicy:
     @property
     def devices_min(self) -> int:
         return self._policy.devices_min
+
+    @property
+    def group_devices_max(self) -> int:
+        return widest_group_of(self._policy)
 
     @property
     def fetches_prefix(self) -> bool:

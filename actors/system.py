@@ -120,7 +120,7 @@ def build_specs(
         policy=PolicyInForce(policy.name, sha, *versions(policy, text), source=text.filename if text else ""),
         settings=text.settings if text else {},
         vocabulary_size=backend.tokenizer.vocabulary_size,
-        max_context_tokens=backend.max_context_tokens,
+        context_tokens=backend.group_context_tokens,
         seed=seed,
         devices=1 if backend.cluster is None else len(backend.cluster.devices),
     )

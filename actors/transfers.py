@@ -8,7 +8,7 @@ transfer on. placement owns the one object of this class.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -67,8 +67,12 @@ class Membership:
 class Transfers:
     """Who has which device, and what is under way."""
 
-    def __init__(self, groups: tuple[Refs, ...], context: Context) -> None:
+    def __init__(
+        self, groups: tuple[Refs, ...], context: Context, needed: Callable[[int], int] = lambda group: 1
+    ) -> None:
+        """`needed` says of a group how many devices with pages it has to keep for what it was sent."""
         self._groups = groups
+        self._needed = needed
         self._context = context
         self.members = [Membership((group,), (group,)) for group in range(len(groups))]
         self.under_way: list[Transfer] = []
@@ -95,15 +99,9 @@ class Transfers:
         return transfer
 
     def shrink(self, group: int, devices: Sequence[int]) -> None:
-        """Give devices back to their own groups, as soon as that can be."""
+        """Give devices back to their own groups, as soon as that can be; not those whose pages it needs."""
         member = self.members[group]
-        going = tuple(
-            device
-            for device in devices
-            if device in member.devices and device != group and device not in member.leaving
-        )
-        if not going:
-            return
+        going = self.spare(group, devices)
         member.leaving += going
         for device in going:
             transfer = Transfer(device, (device,), (device,), source=group)
@@ -114,6 +112,26 @@ class Transfers:
                 self._send_kv(group, ReleaseDevice(device))
             else:
                 self._pages_are_free(transfer)
+
+    def spare(self, group: int, devices: Sequence[int]) -> tuple[int, ...]:
+        """Those of the devices that a group can give back."""
+        member = self.members[group]
+        spare_pages = len(member.with_pages) - self._needed(group)
+        going: list[int] = []
+        for device in devices:
+            if device not in member.devices or device == group or device in (*member.leaving, *going):
+                continue
+            if device in member.with_pages:
+                if spare_pages < 1:
+                    continue
+                spare_pages -= 1
+            going.append(device)
+        return tuple(going)
+
+    @property
+    def all_at_home(self) -> bool:
+        """Each device is a group of its own."""
+        return all(member.devices == (group,) for group, member in enumerate(self.members))
 
     def recall(self) -> None:
         """Give all devices back to their own groups, those as well that are on their way to another one."""

@@ -34,6 +34,11 @@ def guard_of(policy: Policy) -> str:
     return guard if guard in GUARDS else DEFAULT_GUARD
 
 
+def widest_group_of(policy: Policy) -> int:
+    """Devices of the largest group that a policy's `place` forms; one that does not say forms none."""
+    return max(1, getattr(policy, "group_devices_max", 1))
+
+
 class Policy(Protocol):
     """A compiled policy. Immutable; the same view gives the same answer, and no answer raises."""
 

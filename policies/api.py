@@ -246,6 +246,12 @@ class BasePolicy:
         return self.base.devices_min
 
     @property
+    def group_devices_max(self) -> int:
+        """Devices of the largest group that `place` forms: their KV pools together hold a context, at most.
+        One that forms groups without saying so is sent no context that is longer than one pool."""
+        return self.base.group_devices_max
+
+    @property
     def fetches_prefix(self) -> bool:
         """Whether a prefill first fetches what of its prefix lies where the request will decode."""
         return self.base.fetches_prefix

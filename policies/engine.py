@@ -171,6 +171,11 @@ class CompiledPolicy:
         return 1 if self.placing is None else self.placing.devices_min
 
     @property
+    def group_devices_max(self) -> int:
+        """Devices of the largest group that its plan forms."""
+        return 1 if self.placing is None else self.placing.group_devices_max
+
+    @property
     def fetches_prefix(self) -> bool:
         """Whether a prefill first fetches what of its prefix lies where the request will decode."""
         return self.placing is not None and self.placing.fetches_prefix

@@ -105,6 +105,8 @@ class GuardedPolicy:
             # A policy that was written before there were several devices says none of these.
             self.places = boolean(getattr(policy, "places", False), "places")
             self.devices_min = whole_number(getattr(policy, "devices_min", 1), 1, 1 << 16, "devices_min")
+            widest = getattr(policy, "group_devices_max", 1)
+            self.group_devices_max = whole_number(widest, 1, 1 << 16, "group_devices_max")
             self.fetches_prefix = boolean(getattr(policy, "fetches_prefix", False), "fetches_prefix")
         except WrongAnswer:
             raise

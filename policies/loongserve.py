@@ -94,6 +94,10 @@ class LoongServe:
         "that can not form groups are used one by one."
     )
 
+    def group_devices_max(self, values: Mapping[str, float]) -> int:
+        """See `plans.group_devices_max`."""
+        return int(values["max_width"])
+
     def __call__(self, values: Mapping[str, float], /) -> Answer:
         """The plan under values of its parameters."""
         settings = Settings(**{each.name: values[each.name] for each in fields(Settings)})

@@ -20,7 +20,7 @@ from muxk.policies.placing import (
     Reuse,
     RulePlacing,
 )
-from muxk.policies.plans import FoundPlan, NoPlan, PlanParam
+from muxk.policies.plans import FoundPlan, NoPlan, PlanParam, group_devices_max
 from muxk.policies.problems import Mark, did_you_mean
 from muxk.policies.sections import identifier
 from muxk.policies.shipped_plans import PLANS
@@ -237,12 +237,12 @@ def _plan(found: Mapping[str, Node], context: Context) -> PlaceSection | None:
     if report:
         return None
     try:
-        answer = one.plan(values)
+        answer, widest = one.plan(values), group_devices_max(one.plan, values)
     except Exception as error:
         report.add(node.mark, f"plan '{name}' can not be made: {in_words(error)}")
         return None
     labels = (*one.plan.labels, DEFAULT_LABEL)
-    placing = PlanPlacing(name, answer, node.mark, one.plan.devices_min, fetches, labels)
+    placing = PlanPlacing(name, answer, node.mark, one.plan.devices_min, fetches, labels, widest)
     return PlaceSection(placing, one.origin)
 
 

@@ -51,6 +51,10 @@ class Placing(Protocol):
     def devices_min(self) -> int: ...
 
     @property
+    def group_devices_max(self) -> int:
+        """Devices of the largest group that it forms."""
+
+    @property
     def fetches_prefix(self) -> bool: ...
 
     @property
@@ -146,6 +150,11 @@ class RulePlacing:
         return 1 if self.pools is None else self.pools.devices_min
 
     @property
+    def group_devices_max(self) -> int:
+        """Rules place on single devices."""
+        return 1
+
+    @property
     def rules(self) -> tuple[PlaceRule, ...]:
         return (*self.prefill, *self.decode, *self.both)
 
@@ -216,6 +225,7 @@ class PlanPlacing:
     devices_min: int = 1
     fetches_prefix: bool = False
     labels: tuple[str, ...] = (DEFAULT_LABEL,)
+    group_devices_max: int = 1
 
     def place(self, view: PlaceView) -> PlaceAnswer:
         """What the plan says; the built-in answer when it fails."""

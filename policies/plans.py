@@ -59,6 +59,16 @@ class Plan(Protocol):
         """The plan under values of all its parameters."""
 
 
+def group_devices_max(plan: Plan, values: Mapping[str, float]) -> int:
+    """Devices of the largest group that a plan forms under values of its parameters.
+
+    A plan may have a method of this name; the KV pools of so many devices together hold a context then. One
+    that has none is sent no context that is longer than one pool.
+    """
+    told = getattr(plan, "group_devices_max", None)
+    return 1 if told is None else max(1, int(told(values)))
+
+
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
     """A plan by its name."""

@@ -48,6 +48,7 @@ class RandomPlaces:
 
     places = True
     devices_min = 2
+    group_devices_max = 16
 
     def __init__(self, seed: int, base: str = "muxwise", *, fetches: bool = False) -> None:
         self._base = load_policy(base, {})

@@ -10,8 +10,9 @@ from cluster import RandomPlaces, cluster_server, gpu_tokens, prompt_of
 from muxk.actors import protocol as wire
 from muxk.kernel.actor import Ref
 from muxk.kernel.messages import PrefillDone
-from muxk.kernel.placing import Assign, Grow, PlaceAnswer, PlaceView
+from muxk.kernel.placing import Assign, Grow, PlaceAnswer, PlaceView, Shrink
 from muxk.policies.engine import load_policy
+from muxk.policies.shipped_files import shipped_text
 from virtual_server import MS, S, VirtualServer
 
 Asked = dict[str, tuple[list[int], int]]
@@ -159,7 +160,7 @@ def test_a_request_that_fits_no_pool_is_refused_while_all_others_wait() -> None:
     for index in range(6):
         prompt = prompt_of(300, index)
         server.submit(S, f"r{index}", prompt_token_ids=prompt, max_tokens=100, ignore_eos=True)
-    server.submit(S, "huge", prompt="a" * 481, max_tokens=1)
+    server.submit(S, "huge", prompt="a" * 961, max_tokens=1)
     server.run_until(S + MS)
     [end] = server.outcome("huge").terminal
     assert isinstance(end, wire.Failed)
@@ -192,4 +193,113 @@ def test_no_answer_of_a_policy_loses_pages_requests_or_tokens(seed: int) -> None
     check_tokens(server, {name: what for name, what in asked.items() if name not in aborted})
     for name in aborted:
         assert len(server.outcome(name).terminal) == 1
+    server.check_whole()
+
+
+# --- contexts that are longer than one pool ---
+
+LONG = prompt_of(700, 5)
+"""With its answer it takes one and a half pools of 480 tokens."""
+
+
+def submit_long(server: VirtualServer, at_ns: int, name: str, tokens: int = 20) -> None:
+    server.submit(at_ns, name, prompt_token_ids=LONG, max_tokens=tokens, ignore_eos=True, temperature=0.0)
+
+
+def test_a_context_of_one_and_a_half_pools_is_served_by_a_group_and_its_devices_come_free() -> None:
+    server = cluster_server("loongserve", devices=3, kv_tokens=480)
+    submit_long(server, S, "long")
+    beside = prompt_of(100, 6)
+    server.submit(S, "short", prompt_token_ids=beside, max_tokens=60, ignore_eos=True, temperature=0.0)
+    server.run_until(20 * S)
+    check_tokens(server, {"long": (LONG, 20), "short": (beside, 60)})
+    assert devices_of(server) == [[0], [1], [2]]
+    server.check_whole()
+
+
+@pytest.mark.parametrize("policy", ["splitwise", "muxwise"])
+def test_it_is_refused_where_each_device_works_alone_and_told_what_would_take_it(policy: str) -> None:
+    server = cluster_server(policy, devices=3, kv_tokens=480)
+    submit_long(server, S, "long")
+    server.run_until(2 * S)
+    [end] = server.outcome("long").terminal
+    assert isinstance(end, wire.Failed)
+    assert end.code == "never_fits"
+    assert f"exceeds the limit of 480 under the policy {policy}" in end.message
+    assert "as loongserve does, takes up to 1440" in end.message
+
+
+def test_on_one_device_it_is_refused_with_the_limit() -> None:
+    server = VirtualServer("muxwise", kv_tokens=480, calibrate=False)
+    submit_long(server, S, "long")
+    server.run_until(2 * S)
+    [end] = server.outcome("long").terminal
+    assert isinstance(end, wire.Failed)
+    assert "exceeds the limit of 480" in end.message
+
+
+def test_the_limit_that_clients_are_told_is_that_of_the_policy_in_force() -> None:
+    server = cluster_server("loongserve", devices=3, kv_tokens=480)
+    server.send(S, wire.Hello(wire.PROTOCOL_VERSION))
+    server.send(2 * S, wire.SwapPolicy(shipped_text("splitwise"), "splitwise.yaml"))
+    server.send(3 * S, wire.Hello(wire.PROTOCOL_VERSION))
+    server.run_until(4 * S)
+    told = [event.max_context_tokens for _, _, event in server.events if isinstance(event, wire.Welcome)]
+    assert told == [1440, 480]
+
+
+def test_an_answer_without_a_limit_gets_the_pools_that_its_prompt_needs() -> None:
+    server = cluster_server("loongserve", devices=3, kv_tokens=480)
+    for length in (100, 500):
+        server.submit(S, f"open{length}", prompt_token_ids=prompt_of(length, 1), ignore_eos=True)
+    server.run_until(60 * S)
+    assert [len(server.outcome(f"open{length}").tokens) for length in (100, 500)] == [380, 460]
+
+
+def test_a_long_context_that_decodes_keeps_its_devices_under_a_policy_that_lends_none() -> None:
+    server = cluster_server("loongserve", devices=3, kv_tokens=480)
+    submit_long(server, S, "long", 200)
+    server.run_until(S + 700 * MS)
+    assert len(server.outcome("long").tokens) > 1
+    server.swap(S + 701 * MS, load_policy("muxwise"))
+    server.run_until(2 * S)
+    assert sorted(map(len, devices_of(server))) == [0, 1, 2]
+    submit_long(server, 2 * S, "late")
+    server.run_until(20 * S)
+    assert server.outcome("long").tokens == gpu_tokens(LONG, 200)
+    assert isinstance(server.outcome("late").terminal[0], wire.Failed)
+    assert (devices_of(server), widths_of(server)) == ([[0], [1], [2]], [1, 1, 1])
+    server.check_whole()
+
+
+def test_a_long_context_that_waits_for_devices_is_refused_when_no_policy_will_lend_them() -> None:
+    server = cluster_server("loongserve", devices=2, kv_tokens=480)
+    submit_long(server, S, "first", 200)
+    submit_long(server, S + MS, "second", 200)
+    server.run_until(S + 400 * MS)
+    assert server.describe("placement")["waiting"] == 1
+    server.swap(S + 401 * MS, load_policy("splitwise"))
+    server.run_until(20 * S)
+    assert server.outcome("first").tokens == gpu_tokens(LONG, 200)
+    [end] = server.outcome("second").terminal
+    assert isinstance(end, wire.Failed)
+    assert end.code == "never_fits"
+    server.check_whole()
+
+
+class Misplaces(RandomPlaces):
+    """Sends everything to device 0 alone, and takes from its group all that it can."""
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        actions: list[Assign | Shrink] = [Shrink(0, (1, 2))]
+        actions += [Assign((request.request_id,), 0) for request in view.queue]
+        return PlaceAnswer(tuple(actions))
+
+
+def test_no_policy_sends_a_context_where_it_never_fits_or_takes_the_pages_that_it_needs() -> None:
+    server = cluster_server(Misplaces(1), devices=3, kv_tokens=480)
+    submit_long(server, S, "long", 100)
+    server.run_until(20 * S)
+    assert server.outcome("long").tokens == gpu_tokens(LONG, 100)
+    assert server.describe("placement")["counts"]["forced placements"] == 1
     server.check_whole()

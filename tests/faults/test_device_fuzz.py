@@ -29,7 +29,7 @@ from virtual_server import MS, S
 SCHEDULES = int(os.environ.get("MUXK_SCHEDULES", "10"))
 FIRST_SEED = int(os.environ.get("MUXK_SCHEDULE_SEED", "0"))
 POLICIES = ("splitwise", "loongserve", "muxwise")
-MUST_HAPPEN = ("moved", "fetched", "lent", "swaps", "crashes", "aborts", "recomputes", "stopped")
+MUST_HAPPEN = ("moved", "fetched", "lent", "swaps", "crashes", "aborts", "recomputes", "stopped", "spread")
 """Or the schedules show nothing."""
 SHARED = [97 + i * 7 % 26 for i in range(96)]
 PEERS = 3
@@ -103,7 +103,10 @@ class Schedule:
 
     def _submit(self, name: str, at_ns: int) -> None:
         draw = self.draw
-        own = [97 + draw.randrange(26) for _ in range(draw.randrange(1, draw.choice([20, 60, 220])))]
+        longest = draw.choice([20, 60, 220])
+        if self.kv_tokens < 1000 and draw.random() < 0.2:
+            longest = (self.devices + 1) * self.kv_tokens
+        own = [97 + draw.randrange(26) for _ in range(draw.randrange(1, longest))]
         prompt = SHARED[: draw.choice([0, 16, 50, 96])] + own
         one = Sent(b"p%d" % draw.randrange(PEERS), prompt, draw.choice([1, 2, 8, 40, 140]), at_ns)
         if draw.random() < 0.3:
@@ -162,8 +165,12 @@ class Schedule:
             assert len(outcome.tokens) == length, name
             return
         crashed = self.crash_ns is not None and one.at_ns <= self.crash_ns
-        never = len(one.prompt) + one.max_tokens > self.kv_tokens
-        assert one.ended_by_client or crashed or never, (name, end)
+        # Longer than one pool, it is served or refused as the policies have it that are in force meanwhile.
+        refused = isinstance(end, wire.Failed) and end.code in ("never_fits", "invalid")
+        assert one.ended_by_client or crashed or (refused and self._is_long(one)), (name, end)
+
+    def _is_long(self, one: Sent) -> bool:
+        return len(one.prompt) + one.max_tokens > self.kv_tokens
 
     def _check_devices(self) -> None:
         """Whoever was lent is back: each device is a group of its own again, and as wide as one."""
@@ -188,6 +195,10 @@ class Schedule:
         self.happened["aborts"] += self.server.describe("gateway")["aborts"]
         for group in range(self.devices):
             self.happened["recomputes"] += self.server.describe(f"decode@{group}")["recomputes"]
+        self.happened["spread"] += sum(
+            self._is_long(one) and len(self.server.outcome(name, one.peer).tokens) == one.max_tokens
+            for name, one in self.sent.items()
+        )
         ends = [outcome.terminal for outcome in self.server.outcomes.values()]
         self.happened["stopped"] += sum(
             isinstance(end, wire.Finished) and end.finish_reason == "stop" for [end] in filter(None, ends)
