@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
-import numpy as np
+from muxk.actors.page_ranges import meet, mixed, without
 from muxk.kernel.work import PAGE_SIZE
 
 PAGE_BYTES = PAGE_SIZE * 4
@@ -107,17 +107,17 @@ class PagePool:
 
     def add(self, pages: range) -> None:
         """Pages of another device, none of which is in the pool or leaving it."""
-        assert not any(_meet(pages, other) for other in (*self._ranges, *self._leaving)), pages
+        assert not any(meet(pages, other) for other in (*self._ranges, *self._leaving)), pages
         self._references += [0] * (pages.stop - len(self._references))
         self._ranges.append(pages)
-        self._free.extend(pages)
+        self._free = mixed(self._free, pages)
         self.total += len(pages)
 
     def give_back(self, pages: range) -> None:
         """Give out no page of this range any more, one of those that were added."""
         self._ranges.remove(pages)
         self.total -= len(pages)
-        self._free = _without(self._free, pages) if self._ranges else deque()
+        self._free = without(self._free, pages) if self._ranges else deque()
         for page in [page for page in self._cached if page in pages]:
             del self._cached[page]
             self._unindex(page)
@@ -382,17 +382,6 @@ class PagePool:
             self._unindex(page)
         if not self._is_leaving(page):
             self._free.append(page)
-
-
-def _without(free: deque[int], pages: range) -> deque[int]:
-    """The order stays. A pool has tens of thousands of pages: numpy looks through them."""
-    found = np.fromiter(free, np.int64, len(free))
-    kept: list[int] = found[(found < pages.start) | (found >= pages.stop)].tolist()
-    return deque(kept)
-
-
-def _meet(first: range, second: range) -> bool:
-    return first.start < second.stop and second.start < first.stop
 
 
 def _key(parent: bytes, chunk: bytes) -> bytes:

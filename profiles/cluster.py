@@ -69,6 +69,7 @@ def open_cluster(
             ),
             whole.beside(),
             costs.__getitem__,
+            own,
         )
         for number in range(count)
     )

@@ -2,8 +2,9 @@
 
 As LoongServe (SOSP 2024, sections 4 and 5) does it: of a prefill each device has an equal part of the tokens,
 and the keys and values of all pass round in a ring while attention runs; of a decode step each has a part of
-the rows, for all but attention, and a part of their context, whose partial results are put together. What
-does not shrink with the number of devices is the reading of weights.
+the rows, for all but attention, and reads what of their context lies in its own pool, whose partial results
+are put together: a step waits for the device with the most of it. What does not shrink with the number of
+devices is the reading of weights.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class WideCost:
 
     def _part(self, load: ItemLoad) -> ItemLoad:
         """Rounded up: nobody waits for less than the largest part."""
-        width = self._width
+        width, most = self._width, load.decode_context_most
         return ItemLoad(
             layers=load.layers,
             decode_rows=-(-load.decode_rows // width),
-            decode_context=-(-load.decode_context // width),
+            decode_context=-(-load.decode_context // width) if most is None else most,
             chunk_rows=load.chunk_rows,
             chunk_tokens=-(-load.chunk_tokens // width),
             chunk_pairs=-(-load.chunk_pairs // width),

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 from muxk.kernel.actor import Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import DevicePort, ItemDone, Lane
 from muxk.kernel.timeline import Job, PhaseCost, Timeline
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
+    PAGE_SIZE,
     DecodeWork,
     Item,
     Phase,
@@ -30,6 +32,7 @@ from muxk.kernel.work import (
     StepOutput,
     attention_pairs,
     chunk_rows,
+    int32_array,
 )
 
 WORD = (1 << 64) - 1
@@ -53,6 +56,9 @@ class ItemLoad(NamedTuple):
     """Tokens that enter the first layer."""
     sampled: int
     """Rows that leave the last layer through the head."""
+    decode_context_most: int | None = None
+    """Of `decode_context`, what is on the device that has most of it, where several work as one; None: each
+    has an equal part."""
 
 
 class CostModel(Protocol):
@@ -125,9 +131,10 @@ class SimGpu:
         options: SimGpuOptions,
         pool: TokenPool | None = None,
         widen: Callable[[int], CostModel] | None = None,
+        pages_of_one: int | None = None,
     ) -> None:
-        """`pool` is one that several devices share, whose pages have numbers of their own; `widen` gives the
-        cost of items on so many devices that work as one."""
+        """`pool` is one that several devices share, each with the next `pages_of_one` numbers; `widen` gives
+        the cost of items on so many devices that work as one."""
         self.name = options.name
         self.units = cost.units
         self.layers = cost.layers
@@ -139,6 +146,7 @@ class SimGpu:
         self.options = options
         self._pool = TokenPool(options.pages, options.end_every) if pool is None else pool
         self._widen = widen
+        self._spread = None if pages_of_one is None else _Spread(pages_of_one)
         self.width = 1
         self._timeline = Timeline(options.sharing, options.host.switch_ns)
         self._lanes: dict[tuple[Phase, int], GpuLane] = {}
@@ -188,6 +196,9 @@ class SimGpu:
         for ended in self._timeline.forget(now_ns):
             del self._outputs[ended], self._posted[ended]
         load = load_of(item, self.layers)
+        step = item.work if isinstance(item.work, DecodeWork) else item.decode
+        if self.width > 1 and self._spread is not None and step is not None:
+            load = load._replace(decode_context_most=self._spread.most_context(step))
         factor = math.exp(self.options.noise * normal(self._seed, item.item_id))
         alone = self._cost.phases(load, len(lane.units))
         phases = [PhaseCost(cost.ns * factor, cost.bytes, cost.waits) for cost in alone]
@@ -263,6 +274,28 @@ class SimGpu:
         delay_ns = max(0, job.end_ns + self.options.host.wakeup_ns - now_ns)
         timer = self._port.post_after(delay_ns, done)
         self._posted[job.job_id] = _Posted(job.start_ns, job.end_ns, timer)
+
+
+class _Spread:
+    """How the context of a running batch lies on the devices that work as one.
+
+    Pages say it: it is counted when the rows change, and once in so many steps as a page has tokens.
+    """
+
+    def __init__(self, pages_of_one: int) -> None:
+        self._pages_of_one = pages_of_one
+        self._requests: tuple[int, ...] = ()
+        self._step = 0
+        self._share = 1.0
+
+    def most_context(self, step: DecodeWork) -> int:
+        """Tokens of a step's context on the device that has most of it."""
+        if step.requests != self._requests or not 0 <= step.step_id - self._step < PAGE_SIZE:
+            table = int32_array(step.page_table)
+            by_device = np.bincount((table[table > 0] - 1) // self._pages_of_one)
+            self._share = float(by_device.max() / by_device.sum())
+            self._requests, self._step = step.requests, step.step_id
+        return math.ceil(self._share * step.context_tokens)
 
 
 def load_of(item: Item, layers: int) -> ItemLoad:
