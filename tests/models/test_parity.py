@@ -119,20 +119,31 @@ def test_a_prompt_whose_beginning_is_in_the_pool_generates_the_tokens_of_transfo
     assert other.output == confirmed(prompts[0], other.output)
 
 
+@pytest.fixture(scope="module")
+def prose() -> list[int]:
+    tokens = load_tokenizer(EMBEDDED_ALIAS).encode(plain_text())[:2000]
+    assert len(tokens) == 2000
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def float32_logprobs(reference: Any, prose: list[int]) -> torch.Tensor:
+    """transformers' for each token that could follow each of the prose."""
+    with torch.inference_mode():
+        return torch.log_softmax(reference(torch.tensor([prose])).logits[0], dim=-1)
+
+
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_weights_of_the_default_dtype_change_next_to_nothing(
-    embedded_runner: Runners, operators_name: str
+    embedded_runner: Runners, operators_name: str, prose: list[int], float32_logprobs: torch.Tensor
 ) -> None:
     """Packed fp16 with torch's operators, with ours the integers and scales of the file itself."""
     default = embedded_runner("auto")
     assert default.decoder.operators.dtype == {"torch": "fp16", "native": "blocks"}[operators_name]
-    tokens = load_tokenizer(EMBEDDED_ALIAS).encode(plain_text())[:2000]
-    assert len(tokens) == 2000
-    wanted = torch.log_softmax(logits_for(embedded_runner("float32"), tokens), dim=-1)
-    found = torch.log_softmax(logits_for(default, tokens), dim=-1)
-    divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
-    same = (wanted.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
+    found = torch.log_softmax(logits_for(default, prose), dim=-1)
+    divergence = (float32_logprobs.exp() * (float32_logprobs - found)).sum(dim=-1).mean()
+    same = (float32_logprobs.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
     assert divergence < (1e-6 if operators_name == "native" else 1e-4)
     assert same >= 0.995
 
