@@ -183,12 +183,12 @@ class Placement(Actor):
             placed = state.placed.get(request_id)
             if placed is not None:
                 stays = placed.decode_group == message.group
-                state.enter(request_id, Stage.DECODING if stays else Stage.LEAVING)
+                state.enter(request_id, Stage.DECODING if stays else Stage.LEAVING, self.now_ns())
             self._left_assignment(request_id)
         self._place_if_elastic()
 
     def on_request_migrated(self, message: RequestMigrated) -> None:
-        self.state.enter(message.request_id, Stage.DECODING)
+        self.state.enter(message.request_id, Stage.DECODING, self.now_ns())
         self._place_if_elastic()
 
     def on_request_ended(self, message: RequestEnded) -> None:
@@ -261,6 +261,7 @@ class Placement(Actor):
             answer_tokens=state.answer_tokens / state.answers if state.answers else 0.0,
             width_factors=tuple(state.width_factors),
             estimates=state.estimates,
+            overtaken=state.overtaken,
         )
 
     # --- devices on their way ---

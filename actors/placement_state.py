@@ -42,6 +42,8 @@ class Placed:
     stage: Stage = Stage.WAITING
     by_migration: bool = False
     """It went there by way of migration, with a prefix."""
+    decodes_since_ns: int | None = None
+    """None: its prompt is not computed."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,10 @@ class GroupLoad:
     promised_pages: int = 0
     kv: KvView = field(default_factory=lambda: KvView(0, 0))
     since_ns: int = 0
+    prefill_since_ns: int = 0
+    answers_since_sum_ns: int = 0
+    """Over the rows that decode."""
+    newest_since_ns: int = 0
 
     @property
     def idle(self) -> bool:
@@ -99,8 +105,12 @@ class PlacementState:
     """Groups that were measured."""
     counts: Counter[str] = field(default_factory=Counter)
 
-    def send_to(self, request: Request, group: int, decode_group: int, pages_of_one: int) -> None:
+    def send_to(
+        self, request: Request, group: int, decode_group: int, pages_of_one: int, now_ns: int
+    ) -> None:
         """Keep books on a request that goes to a group."""
+        if not self.loads[group].waiting:
+            self.loads[group].prefill_since_ns = now_ns
         tokens = prefill_tokens(request)
         placed = Placed(group, decode_group, tokens, prompt_pages(request), longest_pages(request))
         self.placed[request.request_id] = placed
@@ -120,15 +130,19 @@ class PlacementState:
                 most = max(most, placed.prompt_pages)
         return most
 
-    def enter(self, request_id: int, stage: Stage) -> None:
+    def enter(self, request_id: int, stage: Stage, now_ns: int) -> None:
         """It has come so far; an unknown one has ended."""
         placed = self.placed.get(request_id)
         if placed is None:
             return
         self._count(placed, -1)
         placed.stage = stage
+        if placed.decodes_since_ns is None:
+            placed.decodes_since_ns = self.loads[placed.group].since_ns = now_ns
         if stage is Stage.DECODING:
             placed.group = placed.decode_group
+            load = self.loads[placed.group]
+            load.newest_since_ns = max(load.newest_since_ns, placed.decodes_since_ns)
         self._count(placed, 1)
 
     def move(self, request_id: int, group: int) -> None:
@@ -145,7 +159,8 @@ class PlacementState:
         self.wide.pop(request_id, None)
         self._count(placed, -1)
         for group in (placed.group, placed.decode_group):
-            self.loads[group].since_ns = now_ns
+            if self.loads[group].idle:
+                self.loads[group].since_ns = now_ns
 
     def _count(self, placed: Placed, change: int) -> None:
         here, there = self.loads[placed.group], self.loads[placed.decode_group]
@@ -159,6 +174,7 @@ class PlacementState:
             here.pending_tokens += change * placed.prompt_tokens
         elif placed.stage is Stage.DECODING:
             there.decoding += change
+            there.answers_since_sum_ns += change * (placed.decodes_since_ns or 0)
 
     def queue_views(self) -> tuple[RequestView, ...]:
         """Those that `place` sees."""
@@ -181,6 +197,9 @@ class PlacementState:
             pages_free=load.kv.pages_free,
             since_ns=load.since_ns,
             leaving=leaving,
+            prefill_since_ns=load.prefill_since_ns,
+            newest_since_ns=load.newest_since_ns,
+            answers_since_ns=load.answers_since_sum_ns // load.decoding if load.decoding else 0,
         )
 
     def measure(self, assignment: Assignment, units: int, now_ns: int) -> None:

@@ -78,11 +78,20 @@ class Placer:
     def apply(self, answer: PlaceAnswer) -> bool:
         """Do what can be done; False when nothing was."""
         done = False
+        queue = tuple(self._state.queue) if answer.actions else ()
         for action in answer.actions:
             legal = self._do(action)
             self._state.counts[type(action).__name__.lower() if legal else "illegal actions"] += 1
             done = done or legal
+        self._note_order(queue)
         return done
+
+    def _note_order(self, before: tuple[int, ...]) -> None:
+        """Whether those that left the queue came before all that are in it still."""
+        queue = self._state.queue
+        gone = [place for place, request_id in enumerate(before) if request_id not in queue]
+        if gone:
+            self._state.overtaken = self._state.overtaken + 1 if gone[-1] >= len(gone) else 0
 
     def _do(self, action: Action) -> bool:
         match action:
@@ -149,15 +158,18 @@ class Placer:
         messages = [state.queue[request] for request in action.requests if request in state.queue]
         decode_group = group if action.decode is None else action.decode
         awake = self._transfers.is_awake(group) and self._transfers.is_awake(decode_group)
+        if decode_group in action.devices:  # it would wait for pages of a device that it lent to where it is
+            return False
         if not messages or not awake or (action.devices and not self._may_grow(group, action.devices)):
             return False
         if not self._can_hold(action, decode_group, [message.request for message in messages]):
             return False
-        began_ns = self._context.now_ns() if state.loads[group].idle else None
+        now_ns = self._context.now_ns()
+        began_ns = now_ns if state.loads[group].idle else None
         requests = [message.request for message in messages]
         for request in requests:
             del state.queue[request.request_id]
-            state.send_to(request, group, decode_group, self._fleet.pages)
+            state.send_to(request, group, decode_group, self._fleet.pages, now_ns)
         own = None if decode_group == group else decode_group
         sent = [
             msgspec.structs.replace(

@@ -38,9 +38,15 @@ class GroupView(msgspec.Struct, frozen=True):
     pages_total: int
     pages_free: int
     since_ns: int = 0
-    """When it got its present devices, or lost its last work if that was later."""
+    """When it got its present devices, computed its last prompts, or lost its last work: the latest."""
     leaving: tuple[int, ...] = ()
     """Of its devices, those that it gives up as soon as their pages are free."""
+    prefill_since_ns: int = 0
+    """When the first of the prompts that wait here was sent."""
+    answers_since_ns: int = 0
+    """When the rows of its running batch began to decode, on the mean."""
+    newest_since_ns: int = 0
+    """When the last one did that came to it."""
 
     @property
     def idle(self) -> bool:
@@ -76,6 +82,8 @@ class PlaceView(msgspec.Struct, frozen=True):
     by the number; 1 where nothing was measured."""
     estimates: Estimates = Estimates()
     """Of one device."""
+    overtaken: int = 0
+    """Answers in a row that sent a request before one that came earlier; 0 after one in order."""
 
 
 class Assign(msgspec.Struct, frozen=True, tag=True):

@@ -66,6 +66,11 @@ def pairs_of(prompt: Prompt) -> int:
     return prompt.tokens * (prompt.tokens + 1) // 2
 
 
+def weight_of(prompts: Sequence[Prompt]) -> float:
+    """What a ns of waiting is to them, in time per token: the sum of 1 / length."""
+    return sum(1 / max(1, one.tokens) for one in prompts)
+
+
 def batches(
     prompts: Sequence[Prompt], devices: int, width: int, pages: int, times: PrefillTimes
 ) -> tuple[Batch, ...] | None:

@@ -13,6 +13,7 @@ from muxk.kernel.view import RequestView
 MS = 1_000_000
 PAGES = 1000
 """Of the pool of one device; a page has 16 tokens."""
+NOW_NS, STEP_NS = 10**10, 20 * MS
 ESTIMATES = Estimates(
     layers=10,
     decode=(DecodeModel(100, 20 * MS, 0, 0, 1.0),),
@@ -43,7 +44,7 @@ def group(number: int, devices: Sequence[int] | None = None, **changes: Any) -> 
 
 
 def decoding(number: int, rows: int, devices: Sequence[int] | None = None, **changes: Any) -> GroupView:
-    """A group that decodes, with ten pages a row."""
+    """A group that decodes, with ten pages a row; each has said half of a mean answer."""
     plain = group(number, devices)
     used = 10 * rows
     busy = msgspec.structs.replace(
@@ -52,13 +53,15 @@ def decoding(number: int, rows: int, devices: Sequence[int] | None = None, **cha
         context_tokens=160 * rows,
         promised_pages=used,
         pages_free=plain.pages_total - used,
+        answers_since_ns=NOW_NS - 50 * STEP_NS,
+        newest_since_ns=NOW_NS - 50 * STEP_NS,
     )
     return msgspec.structs.replace(busy, **changes)
 
 
 def view(groups: Sequence[GroupView], queue: Sequence[RequestView] = (), **changes: Any) -> PlaceView:
     plain = PlaceView(
-        now_ns=10**10,
+        now_ns=NOW_NS,
         queue=tuple(queue),
         waiting=len(queue),
         groups=tuple(groups),

@@ -13,7 +13,7 @@ from muxk.kernel.placing import Assign, GroupView, Grow, Move, PlaceAnswer, Plac
 from muxk.policies.engine import compile_policy, load_policy
 from muxk.policies.loongserve_batching import Batch, PrefillTimes, Prompt, batches
 from muxk.policies.problems import PolicyError
-from place_views import MS, PAGES, decoding, group, request, view
+from place_views import MS, NOW_NS, PAGES, STEP_NS, decoding, group, request, view
 
 LOONGSERVE = load_policy("loongserve")
 
@@ -112,7 +112,7 @@ def test_a_batch_is_bounded_in_time_and_a_single_request_is_not() -> None:
     assert first.requests == (0,)
 
 
-def test_a_request_that_is_too_long_is_passed_over_so_many_times_and_no_more() -> None:
+def test_a_request_that_is_too_long_is_passed_over_unless_order_is_strict() -> None:
     groups = [decoding(0, 5), group(1)]
     long, short = 16 * PAGES + 1, 60
     [answer] = place(groups, long, *[short] * 3).actions
@@ -168,10 +168,53 @@ def test_a_group_pauses_for_a_short_prompt_and_not_for_a_long_one() -> None:
 
 
 def test_a_group_that_changed_just_now_is_left_alone_for_some_steps() -> None:
-    groups = [decoding(0, 5, since_ns=10**10 - 199 * MS), group(1, waiting=1, pending_tokens=10)]
-    assert place(groups, 50).actions == ()
-    groups = [decoding(0, 5, since_ns=10**10 - 201 * MS), group(1, waiting=1, pending_tokens=10)]
-    assert place(groups, 50).actions == (Assign((0,), 0),)
+    other = decoding(1, 4, since_ns=NOW_NS)
+    groups = [decoding(0, 5, since_ns=NOW_NS - 199 * MS), other]
+    assert place(groups, 50, link_bytes_per_ns=0.0).actions == ()
+    groups = [decoding(0, 5, since_ns=NOW_NS - 201 * MS), other]
+    assert place(groups, 50, link_bytes_per_ns=0.0).actions == (Assign((0,), 0),)
+
+
+def test_several_groups_pause_at_once_each_for_prompts_of_its_own() -> None:
+    groups = [decoding(0, 5, promised_pages=PAGES - 10), decoding(1, 4, promised_pages=PAGES - 10)]
+    assert place(groups, 50, 60, link_bytes_per_ns=0.0).actions == (Assign((0,), 1), Assign((1,), 0))
+
+
+def test_to_pause_costs_more_the_less_the_rows_have_said() -> None:
+    young = {"answers_since_ns": NOW_NS - 2 * STEP_NS, "newest_since_ns": NOW_NS - 2 * STEP_NS}
+    assert place([decoding(0, 5), decoding(1, 4)], 300, link_bytes_per_ns=0.0).actions == (Assign((0,), 1),)
+    groups = [decoding(0, 5, **young), decoding(1, 4, **young)]
+    assert place(groups, 300, link_bytes_per_ns=0.0).actions == ()
+
+
+def test_the_devices_of_a_group_join_where_that_saves_more_than_its_pause_costs() -> None:
+    old = decoding(0, 1, answers_since_ns=NOW_NS - 500 * STEP_NS)
+    assert place([old, group(1)], 300).actions == (Assign((0,), 0, (1,), keep=1),)
+    assert place([decoding(0, 5), group(1)], 500).actions == (Assign((0,), 1, decode=0),)
+
+
+# --- macro-iterations ---
+
+
+def computing(left: int) -> GroupView:
+    """A group that has been computing a prompt of 501 ms for all but so many ms."""
+    return group(0, waiting=1, pending_tokens=5000, prefill_since_ns=NOW_NS - (501 - left) * MS)
+
+
+def test_while_a_prompt_is_computed_only_what_ends_before_it_is_begun() -> None:
+    assert place([computing(60), group(1)], 500, 100).actions == (Assign((0,), 1),)
+    assert place([computing(40), group(1)], 500, 100).actions == (Assign((1,), 1),)
+    assert place([computing(5), group(1)], 500, 100).actions == ()
+
+
+def test_nobody_pauses_or_moves_while_a_prompt_is_computed() -> None:
+    assert place([computing(5), decoding(1, 5), decoding(2, 4)], 50).actions == ()
+
+
+def test_after_so_many_dispatches_that_overtook_somebody_requests_go_in_order() -> None:
+    groups, long = [decoding(0, 5), group(1)], 16 * PAGES + 1
+    assert place(groups, long, 60, overtaken=9).actions != ()
+    assert not any(isinstance(one, Assign) for one in place(groups, long, 60, overtaken=10).actions)
 
 
 def test_nobody_pauses_before_an_answer_has_ended() -> None:
