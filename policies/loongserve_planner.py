@@ -194,9 +194,10 @@ class Planner:
         if joined is not None:
             self._joined[joined.group] = self._joined.get(joined.group, 0) + rows
             self._joined_pages[joined.group] = self._joined_pages.get(joined.group, 0) + pages
-            return Assign(requests, devices[0], devices[1:], decode=joined.group)
+            keep = min(len(devices), max(1, math.ceil(pages / self._page_total)))
+            return Assign(requests, devices[0], devices[1:], _fewer(keep, devices), joined.group)
         keep = min(len(devices), self._needed(pages, rows))
-        return Assign(requests, devices[0], devices[1:], None if keep == len(devices) else keep)
+        return Assign(requests, devices[0], devices[1:], _fewer(keep, devices))
 
     def _needed(self, pages: int, rows: int) -> int:
         """Devices that hold so many pages and keep decode bound by memory."""
@@ -329,3 +330,8 @@ class Planner:
 def _without(queue: Sequence[RequestView], taken: Sequence[Prompt]) -> list[RequestView]:
     gone = {one.request_id: None for one in taken}
     return [request for request in queue if request.request_id not in gone]
+
+
+def _fewer(keep: int, devices: tuple[int, ...]) -> int | None:
+    """What `Assign.keep` says of so many of these devices."""
+    return None if keep == len(devices) else keep

@@ -154,7 +154,7 @@ def test_a_group_with_pages_on_their_way_out_is_not_idle_and_worth_waiting_for()
 def test_devices_on_their_way_between_groups_are_waited_for() -> None:
     assert place([decoding(0, 1), group(1), asleep(2), asleep(3)], 4000).actions == ()
     assert place([decoding(0, 1), group(1), group(2), group(3)], 4000).actions == (
-        Assign((0,), 1, (2, 3), decode=0),
+        Assign((0,), 1, (2, 3), keep=1, decode=0),
     )
 
 
