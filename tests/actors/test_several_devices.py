@@ -303,3 +303,49 @@ def test_no_policy_sends_a_context_where_it_never_fits_or_takes_the_pages_that_i
     assert server.outcome("long").tokens == gpu_tokens(LONG, 100)
     assert server.describe("placement")["counts"]["forced placements"] == 1
     server.check_whole()
+
+
+class LendsTheTarget(RandomPlaces):
+    """Has a prompt computed by the very device that is to decode it, as another one's helper."""
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        return PlaceAnswer(tuple(Assign((one.request_id,), 0, (1,), decode=1) for one in view.queue))
+
+
+def test_a_request_never_waits_for_pages_of_a_device_that_was_lent_to_where_it_is() -> None:
+    server = cluster_server(LendsTheTarget(1), devices=2, kv_tokens=480)
+    prompt = prompt_of(300, 3)
+    server.submit(S, "it", prompt_token_ids=prompt, max_tokens=20, ignore_eos=True, temperature=0.0)
+    server.run_until(20 * S)
+    check_tokens(server, {"it": (prompt, 20)})
+    server.check_whole()
+
+
+class NewestFirst(RandomPlaces):
+    """When three wait it places the last of them, one an answer; it notes what it is told of the others."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.told: list[int] = []
+        self.begun = False
+
+    def place(self, view: PlaceView) -> PlaceAnswer:
+        self.told.append(view.overtaken)
+        self.begun = self.begun or view.waiting == 3
+        chosen = view.queue[-1:] if self.begun else ()
+        return PlaceAnswer(tuple(Assign((one.request_id,), 0) for one in chosen))
+
+
+def test_a_plan_is_told_how_often_in_a_row_requests_were_overtaken() -> None:
+    policy = NewestFirst()
+    server = cluster_server(policy, devices=2)
+    # One decodes meanwhile: on an idle server nobody may be kept waiting.
+    policy.begun = True
+    server.submit(S, "a", prompt_token_ids=prompt_of(20, 1), max_tokens=200, ignore_eos=True)
+    server.run_until(S + 100 * MS)
+    policy.begun = False
+    for name in "bcd":
+        server.submit(S + 101 * MS, name, prompt_token_ids=prompt_of(20, 1), max_tokens=2, ignore_eos=True)
+    server.run_until(10 * S)
+    assert list(dict.fromkeys(policy.told)) == [0, 1, 2]
+    assert policy.told[-1] == 0
