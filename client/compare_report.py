@@ -213,8 +213,8 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
     requests = template.requests or 0
     if 0 < requests < REQUESTS_FEW:
         yield (
-            f"runs of {requests} requests say little of a queue: the last one to come always waits, and is "
-            f"{1 / requests:.1%} of the 5 % that may, or more by its tokens. Give more --requests."
+            f"runs of {requests} requests say little of a queue: {max(1, requests // 20)} that wait decide "
+            "whether it counts as stable. Give more --requests."
         )
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
     fastest = max((found.rate for found in goodputs), default=0.0)

@@ -7,8 +7,8 @@
   part of the joint objective as DistServe defines it.
 - A stall is a gap of more than `stall_factor` times the TBT SLO.
 - *Strict*: at most 1 % of all gaps are over the TBT SLO (their P99 meets it; counted exactly), and the queue
-  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens had no first token at the last
-  arrival.
+  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens wait for a first token when no more
+  come, by the mean over the last quarter of the arrivals (`measures_queue.py`).
 - *Joint*: at least 90 % of all requests complete with TTFT and TPOT in their SLOs.
 
 Memory does not grow with the number of requests or gaps. What one-directional streams can not know, when the
@@ -17,7 +17,6 @@ last arrival was, costs a heap of those requests whose first token came after th
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from muxk.client.arrivals import positive
 from muxk.client.histogram import Histogram
+from muxk.client.measures_queue import WaitingLoad
 
 MS = 1_000_000
 FLUSH_TOKENS = 1 << 16
@@ -89,7 +89,7 @@ class Judgement(msgspec.Struct, frozen=True):
     gaps_over_share: float
     """Of all gaps: those over the TBT SLO."""
     waiting_share: float
-    """Of all requests: those without a first token at the last arrival."""
+    """Of all requests: those without a first token at the end of the arrivals, see `measures_queue.py`."""
     waiting_tokens_share: float
     """The same, by prompt tokens."""
     stable: bool
@@ -128,13 +128,8 @@ class Measures:
         self.objectives = objectives
         self._totals = Totals()
         self._first_arrival_ns: int | None = None
-        self._last_arrival_ns = 0
         self._last_event_ns = 0
-        self._prefilled_later: list[tuple[int, int]] = []
-        """Heap of (first token, prompt tokens), of first tokens after the last arrival."""
-        self._never = 0
-        """Requests that have no token at all."""
-        self._never_tokens = 0
+        self._waiting_requests, self._waiting_prompts = WaitingLoad(), WaitingLoad()
         self._waiting_flush: list[Served] = []
         self._waiting_tokens = 0
 
@@ -154,15 +149,10 @@ class Measures:
         arrival_ns = served.arrival_ns
         if self._first_arrival_ns is None or arrival_ns < self._first_arrival_ns:
             self._first_arrival_ns = arrival_ns
-        self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
         self._last_event_ns = max(self._last_event_ns, served.token_ns[-1] if served.token_ns else arrival_ns)
-        if not served.token_ns:
-            self._never += 1
-            self._never_tokens += served.prompt_tokens
-        elif served.token_ns[0] > self._last_arrival_ns:
-            heapq.heappush(self._prefilled_later, (served.token_ns[0], served.prompt_tokens))
-        while self._prefilled_later and self._prefilled_later[0][0] <= self._last_arrival_ns:
-            heapq.heappop(self._prefilled_later)
+        first_ns = served.token_ns[0] if served.token_ns else None
+        self._waiting_requests.add(arrival_ns, first_ns, 1)
+        self._waiting_prompts.add(arrival_ns, first_ns, served.prompt_tokens)
 
     def _flush(self) -> None:
         batch = [served for served in self._waiting_flush if served.token_ns]
@@ -217,12 +207,6 @@ class Measures:
         return self._totals
 
     @property
-    def waiting(self) -> tuple[int, int]:
-        """(requests, prompt tokens) without a first token at the last arrival; the last one is among them."""
-        later = self._prefilled_later
-        return self._never + len(later), self._never_tokens + sum(tokens for _, tokens in later)
-
-    @property
     def seconds(self) -> float:
         """From the first arrival to the last event."""
         return (self._last_event_ns - (self._first_arrival_ns or 0)) / 1e9
@@ -230,10 +214,8 @@ class Measures:
     def judge(self) -> Judgement:
         """A run without requests meets nothing."""
         limits, totals = self.objectives, self.totals
-        waiting, waiting_tokens = self.waiting
         over = totals.gaps_over / totals.tbt.count if totals.tbt.count else 0.0
-        waiting_share = waiting / totals.requests if totals.requests else 0.0
-        tokens_share = waiting_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0
+        waiting_share, tokens_share = self._waiting_requests.share, self._waiting_prompts.share
         stable = max(waiting_share, tokens_share) <= limits.waiting_max
         good = totals.good / totals.requests if totals.requests else 0.0
         return Judgement(

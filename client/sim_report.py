@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 SPLITS_SHOWN = 4
 QUEUE_REQUESTS_MIN = 40
-"""With fewer, one or two that wait decide whether a queue counts as stable; the last one always waits."""
+"""With fewer, one or two that wait decide whether a queue counts as stable."""
 VERSION = 1
 """Of the JSON's form."""
 
@@ -149,7 +149,7 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
         f"{clock['times_real_time']:.1f} times real time",
     )
     if totals.requests < QUEUE_REQUESTS_MIN:
-        yield "note", f"{totals.requests} requests say little of a queue: the last one to come always waits"
+        yield "note", f"{totals.requests} requests say little of a queue: one or two that wait decide"
     if run.longest_tokens > plan.gpu.shape.context_max:
         yield (
             "note",
@@ -192,7 +192,7 @@ def _verdicts(run: Run) -> Iterator[tuple[str, str]]:
     yield (
         "strict goodput",
         f"{_met(judged.strict)}: {judged.gaps_over_share:.2%} of gaps over {slo.tbt_ms:g} ms (1 % may be), "
-        f"{judged.waiting_share:.1%} of requests without a token at the last arrival: the queue {_is(queue)}",
+        f"{_waiting(judged)} when no more come (5 % may): the queue {_is(queue)}",
     )
     ttft = f"{slo.ttft_ms_per_prompt_token:g} ms/token"
     if slo.ttft_ms >= 0.01:
@@ -219,6 +219,13 @@ def _by_class(run: Run, judged: Judgement) -> Iterator[tuple[str, str]]:
             f"TBT P99 {_ms(figures['p99_itl_ms'])} (SLO {measures.objectives.tbt_ms:g} ms), "
             f"{own.gaps_over_share:.2%} of gaps over it, {own.good_share:.1%} of requests in TTFT and TPOT",
         )
+
+
+def _waiting(judged: Judgement) -> str:
+    """By requests or by their tokens, whichever is the larger share."""
+    if judged.waiting_tokens_share > judged.waiting_share:
+        return f"{judged.waiting_tokens_share:.1%} of prompt tokens wait"
+    return f"{judged.waiting_share:.1%} of requests wait"
 
 
 def _is(queue: str) -> str:
