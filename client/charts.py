@@ -22,6 +22,16 @@ CHARACTERS = 38
 TAIL = (0.0, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
 """Marks of the axis of quantiles, which gives each nine as much room as the one before."""
 CURVE_HEIGHT = 260
+MARGIN = 30
+"""Right of the curves, for the half of the last mark that is beyond them."""
+STEPS = (1, 2, 5)
+"""Marks in each power of ten of the times."""
+CHARACTER = 7.0
+"""Pixels of a character, at most on average."""
+NOTE_MIN = 170
+MARKS_MAX = 12
+"""Of the times."""
+MARKS_OF_A_WHOLE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,8 @@ class Curve:
 def bars(title: str, rows: Sequence[Bar]) -> str:
     """Horizontal bars from 0, each with its interval."""
     largest = max([row.high for row in rows] + [row.value for row in rows], default=0.0) or 1.0
-    scale = (WIDTH - LABEL - 170) / largest
+    room = min(WIDTH - LABEL - 80, max([NOTE_MIN, *(CHARACTER * len(row.note) + 12 for row in rows)]))
+    scale = (WIDTH - LABEL - room) / largest
     parts = []
     for index, row in enumerate(rows):
         y = index * ROW
@@ -78,11 +89,16 @@ def stacks(title: str, names: Sequence[str], rows: Sequence[Stack]) -> str:
         y, x = top + index * ROW, float(LABEL)
         parts.append(_name(row.label, y))
         for series, share in enumerate(row.shares):
-            width = share * (WIDTH - LABEL - 10)
+            width = share * (WIDTH - LABEL - MARGIN)
             title_of_share = f"{names[series]} {share:.2%}"
             parts.append(_rect(x, y + 4, width, ROW - 8, COLOURS[series % len(COLOURS)], title_of_share))
             x += width
-    return _svg(title, top + len(rows) * ROW, parts)
+    bottom = top + len(rows) * ROW
+    for share in MARKS_OF_A_WHOLE:
+        x = LABEL + share * (WIDTH - LABEL - MARGIN)
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>')
+        parts.append(_centred(x, bottom + 14, f"{share:.0%}"))
+    return _svg(title, bottom + 16, parts)
 
 
 def curves(title: str, rows: Sequence[Curve], mark_ms: float | None) -> str:
@@ -91,12 +107,11 @@ def curves(title: str, rows: Sequence[Curve], mark_ms: float | None) -> str:
     values = [ms for row in rows for _, ms in row.points if ms > 0] + ([mark_ms] if mark_ms else [])
     if not values:
         return _svg(title, top + ROW, [_text(LABEL, top + 15, "nothing was measured")])
-    low, high = floor(log10(min(values))), max(ceil(log10(max(values))), floor(log10(min(values))) + 1)
-    frame = _Frame(top, low, high)
+    frame = _Frame(top, _marks(min(values), max(values)))
     parts = [legend, *frame.grid()]
     if mark_ms:
         y = frame.y(mark_ms)
-        parts.append(f'<line x1="60" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" class="slo"/>')
+        parts.append(f'<line x1="60" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" class="slo"/>')
         parts.append(_text(64, y - 4, f"SLO {mark_ms:g} ms"))
     for index, row in enumerate(rows):
         path = " ".join(f"{frame.x(share):.1f},{frame.y(ms):.1f}" for share, ms in row.points if ms > 0)
@@ -111,29 +126,45 @@ class _Frame:
     """Where a quantile and a time are in the picture."""
 
     top: float
-    low: int
-    """Powers of ten in ms."""
-    high: int
+    marks: Sequence[float]
+    """Of the times in ms, ascending; the first and the last are its ends."""
 
     def x(self, share: float) -> float:
         nines = -log10(1 - min(share, TAIL[-1]))
-        return 60 + nines / -log10(1 - TAIL[-1]) * (WIDTH - 80)
+        return 60 + nines / -log10(1 - TAIL[-1]) * (WIDTH - 60 - MARGIN)
 
     def y(self, ms: float) -> float:
-        return self.top + 8 + (self.high - log10(ms)) / (self.high - self.low) * CURVE_HEIGHT
+        low, high = log10(self.marks[0]), log10(self.marks[-1])
+        return self.top + 8 + (high - log10(ms)) / (high - low) * CURVE_HEIGHT
 
     def grid(self) -> list[str]:
         parts = []
-        for power in range(self.low, self.high + 1):
-            y = self.y(10.0**power)
-            parts.append(f'<line x1="60" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-            parts.append(_text(2, y + 4, f"{10.0**power:g} ms"))
+        for mark in self.marks:
+            y = self.y(mark)
+            parts.append(f'<line x1="60" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+            parts.append(_text(2, y + 4, f"{mark:g} ms" if mark < 10_000 else f"{mark / 1000:g} s"))
         for share in TAIL:
             x = self.x(share)
             bottom = self.top + 8 + CURVE_HEIGHT
             parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{self.top + 8}" y2="{bottom}" class="grid"/>')
-            parts.append(_text(x - 8, bottom + 16, f"P{share * 100:g}"))
+            parts.append(_centred(x, bottom + 16, f"P{share * 100:g}"))
         return parts
+
+
+def _marks(least: float, largest: float) -> list[float]:
+    """1, 2, 5, 10, … from what is at or below the least to what is at or above the largest.
+
+    Only powers of ten where there would be more than a dozen.
+    """
+    powers = range(floor(log10(least)) - 1, ceil(log10(largest)) + 2)
+    for steps in (STEPS, STEPS[:1]):
+        marks = [step * 10.0**power for power in powers for step in steps]
+        low = max(mark for mark in marks if mark <= least)
+        high = min(mark for mark in marks if mark >= largest and mark > low)
+        kept = [mark for mark in marks if low <= mark <= high]
+        if len(kept) <= MARKS_MAX:
+            return kept
+    return kept
 
 
 def _legend(names: Sequence[str]) -> tuple[str, int]:
@@ -161,6 +192,10 @@ def _name(text: str, y: float) -> str:
 def _text(x: float, y: float, text: str, characters: int = 200) -> str:
     shown = text if len(text) <= characters else f"{text[: characters - 1]}…"
     return f'<text x="{x:.1f}" y="{y:.1f}"><title>{escape(text)}</title>{escape(shown)}</text>'
+
+
+def _centred(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'
 
 
 def _rect(x: float, y: float, width: float, height: float, colour: str, title: str = "") -> str:

@@ -7,8 +7,8 @@
   part of the joint objective as DistServe defines it.
 - A stall is a gap of more than `stall_factor` times the TBT SLO.
 - *Strict*: at most 1 % of all gaps are over the TBT SLO (their P99 meets it; counted exactly), and the queue
-  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens wait for a first token when no more
-  come, by the mean over the last quarter of the arrivals (`measures_queue.py`).
+  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens wait for a first token when no
+  more come, by the mean over the last quarter of the arrivals (`measures_queue.py`).
 - *Joint*: at least 90 % of all requests complete with TTFT and TPOT in their SLOs.
 
 Memory does not grow with the number of requests or gaps. What one-directional streams can not know, when the

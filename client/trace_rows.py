@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,8 +22,11 @@ from muxk.client.traffic import WorkloadError
 
 LINE_BYTES_MAX = 4 << 20
 """A million tokens in blocks of 512 are some 20 KB of hash ids."""
-TOKENS_MAX = 1 << 30
-"""Of a prompt or an answer: more than that is a damaged number."""
+TOKENS_MAX = 1 << 24
+"""Of a prompt or an answer: more than that is a damaged number, and no device holds the KV of so many."""
+YEARS_MAX_NS = 100 * 366 * 86_400 * 1_000_000_000
+"""From the first row to any other."""
+GZIP = b"\x1f\x8b"
 BLOCK_TOKENS = 512
 """Of a Mooncake hash id."""
 SHOWN_CHARS = 60
@@ -63,6 +66,7 @@ class TraceFormat:
 def read_rows(path: Path) -> Iterator[TraceRow]:
     """Every request of the file, in its order. Raises TraceError at the first line that is wrong."""
     known = detect(path)
+    first_ns: int | None = None
     last_ns: int | None = None
     with _opened(path) as file:
         for number, line in _lines(path, file):
@@ -75,6 +79,9 @@ def read_rows(path: Path) -> Iterator[TraceRow]:
             if last_ns is not None and row.time_ns is not None and row.time_ns < last_ns:
                 raise _error(path, number, "its time is before that of the row above; sort the file by time")
             last_ns = row.time_ns
+            first_ns = last_ns if first_ns is None else first_ns
+            if first_ns is not None and last_ns is not None and last_ns - first_ns > YEARS_MAX_NS:
+                raise _error(path, number, "its time is more than a century after that of the first row")
             yield row
 
 
@@ -93,7 +100,7 @@ def detect(path: Path) -> TraceFormat:
     if header.startswith("{"):
         return TraceFormat("mooncake", BLOCK_TOKENS, _mooncake, 0)
     with _complaints_of(path, header_number, header):
-        columns = {_plain(name): index for index, name in enumerate(_cells(header))}
+        columns = _columns(_cells(header))
     build = _builder(columns)
     if build is None:
         raise _error(
@@ -104,6 +111,15 @@ def detect(path: Path) -> TraceFormat:
     with _complaints_of(path, first_number, first):
         name, parse = build(columns, first)
     return TraceFormat(name, 0, parse, first_number - 1)
+
+
+def _columns(header: Sequence[str]) -> dict[str, int]:
+    """Where each column is. Raises ValueError for a name that is there twice."""
+    columns: dict[str, int] = {}
+    for index, name in enumerate(header):
+        if columns.setdefault(_plain(name), index) != index and name:
+            raise ValueError(f"the column {_shown(name)} is there twice: which of them counts?")
+    return columns
 
 
 def _builder(columns: Mapping[str, int]) -> Callable[[Mapping[str, int], str], tuple[str, Parse]] | None:
@@ -213,6 +229,8 @@ def _complaints_of(path: Path, number: int, line: str) -> Iterator[None]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TraceError(f"{path}: a pipe or a device; a trace is read twice, so give a file")
         return path.open("rb")
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
@@ -223,6 +241,8 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 1):
         number += 1
+        if number == 1 and line.startswith(GZIP):
+            raise _error(path, number, "a gzip file; unpack it first, as with `gunzip -k`")
         if len(line) > LINE_BYTES_MAX:
             raise _error(path, number, f"a line of more than {LINE_BYTES_MAX:,} bytes; is this a text file?")
         try:

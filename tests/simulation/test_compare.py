@@ -180,6 +180,31 @@ def test_pooled_quantiles_are_those_of_all_values() -> None:
     assert quantile_ms((), 0.5) == 0
 
 
+def test_every_mark_and_note_of_a_chart_is_inside_of_its_picture() -> None:
+    note = "over 1.23e+04: met at every rate, 0.53 a GPU"
+    curve = Curve("a", tuple((share, 1.0 + 4_000 * share) for share in (0.0, 0.5, 0.99, 0.999)))
+    for chart in (
+        bars("goodput", [Bar("a", 4.0, 3.0, 9.0, note)]),
+        stacks("split", ["a", "b"], [Stack("a", [0.25, 0.75])]),
+        curves("TBT", [curve], 50.0),
+    ):
+        picture = ET.fromstring(chart)
+        _, _, width, height = map(float, picture.attrib["viewBox"].split())
+        for text in picture.iter("text"):
+            shown = "".join(part for part in text.itertext() if part)
+            half = 0.5 if text.get("text-anchor") == "middle" else 1.0
+            room = 6.2 * len(text[-1].tail or "" if len(text) else shown) * half
+            assert float(text.attrib["x"]) + room <= width, shown
+            assert float(text.attrib["y"]) <= height, shown
+
+
+def test_times_between_two_and_nine_ms_take_the_whole_height() -> None:
+    chart = ET.fromstring(curves("TBT", [Curve("a", ((0.01, 2.1), (0.99, 9.0)))], None))
+    assert [text.text for text in chart.iter("text") if (text.text or "").endswith(" ms")] == []
+    marks = ["".join(text.itertext()) for text in chart.iter("text")]
+    assert {mark[: len(mark) // 2] for mark in marks if mark.endswith("ms")} == {"2 ms", "5 ms", "10 ms"}
+
+
 def test_charts_are_well_formed_with_nothing_to_show_and_with_hostile_names() -> None:
     made = (
         bars(HOSTILE, []),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import tracemalloc
 from collections import Counter
 from itertools import islice, pairwise, takewhile
@@ -175,7 +177,7 @@ GOOD = mooncake_line(0, 600, 5, [0, 1])
         ),
         (AZURE_TEXT + "2023-11-16 18:15:51.22,-4,5\n", 4, "ContextTokens is -4"),
         (AZURE_TEXT + "2023-11-16 18:15:51.22,4.5,5\n", 4, "must be a whole number of tokens"),
-        (AZURE_TEXT + "2023-11-16 18:15:51.22,1e300,5\n", 4, "from 1 to 1,073,741,824"),
+        (AZURE_TEXT + "2023-11-16 18:15:51.22,1e300,5\n", 4, "from 1 to 16,777,216"),
         (AZURE_TEXT + '2023-11-16 18:15:51.22,"4,5\n', 4, "not a line of CSV"),
         (AZURE_TEXT.replace("2023-11-16 18:15:46.6805900", '"2023'), 2, "not a line of CSV"),
         (AZURE_TEXT.replace("ContextTokens", '"ContextTokens'), 1, "not a line of CSV"),
@@ -190,6 +192,10 @@ GOOD = mooncake_line(0, 600, 5, [0, 1])
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 1, "git lfs pull"),
         ("a,b,c\n1,2,3\n", 1, "unknown format, beginning with 'a,b,c'; known are JSON lines"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", 1, "a header and no row below it"),
+        (gzip.compress(AZURE_TEXT.encode(), mtime=0), 1, "a gzip file; unpack it first"),
+        (AZURE_TEXT + "2023-11-16 18:15:51.22,1000000000,5\n", 4, "from 1 to 16,777,216"),
+        (AZURE_TEXT + "9999-12-31 23:59:59,4,5\n", 4, "more than a century after that of the first row"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens,Timestamp\n1,2,3,4\n", 1, "'Timestamp' is there twice"),
     ],
 )
 def test_a_damaged_file_is_refused_with_its_line_and_what_would_be_right(
@@ -217,6 +223,13 @@ def test_a_file_of_failed_requests_only_and_a_missing_one_are_refused(tmp_path: 
         open_trace(tmp_path / "nothing.csv")
     with pytest.raises(TraceError, match="directory"):
         open_trace(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    with pytest.raises(TraceError, match="a pipe or a device; a trace is read twice"):
+        open_trace(pipe)
 
 
 def test_lengths_without_times_need_a_rate(tmp_path: Path) -> None:
