@@ -26,6 +26,10 @@ PARTIAL_BYTES_MAX = 64 << 20
 FOLDER = Path("profiles")
 """Where profiles go when nothing is said: below the current folder."""
 SHOWN_CHARS = 120
+FINGERPRINT_SAYS = (
+    " (on cpu: another processor, or native operators that were built since or are missing; on a simulated "
+    "card: other constants)"
+)
 
 
 class ProfileError(ValueError):
@@ -89,9 +93,9 @@ def make_key(
     pairs = tuple((split.decode_units, split.prefill_units) for split in splits)
     prefill = sorted(split.prefill_units for split in splits)
     granularity = gcd(*(high - low for low, high in itertools.pairwise(prefill)), *prefill[:1])
-    return ProfileKey(
-        FORMAT, device, units, granularity, pairs, model, layers, dict(dims), dtype, fingerprint
-    )
+    # As it is read from a file, where a tuple is a list.
+    sizes = msgspec.json.decode(msgspec.json.encode(dims), type=dict[str, Any])
+    return ProfileKey(FORMAT, device, units, granularity, pairs, model, layers, sizes, dtype, fingerprint)
 
 
 def digest(facts: Any) -> str:
@@ -115,11 +119,19 @@ def check_key(found: ProfileKey, wanted: ProfileKey, where: Path) -> None:
     for field in ProfileKey.__struct_fields__:
         theirs, ours = getattr(found, field), getattr(wanted, field)
         if theirs != ours:
+            if isinstance(theirs, dict) and isinstance(ours, dict):
+                theirs, ours = _where_they_differ(theirs, ours)
+            why = FINGERPRINT_SAYS if field == "fingerprint" else ""
             raise ProfileError(
                 f"{where} is no profile of this device and model: its {field.replace('_', ' ')} is "
-                f"{_shown(theirs)}, here it is {_shown(ours)}. Measure again with `muxk profile --device "
+                f"{_shown(theirs)}, here it is {_shown(ours)}{why}. Measure again with `muxk profile --device "
                 f"{wanted.device} --model {wanted.model}`, or leave --profile out"
             )
+
+
+def _where_they_differ(theirs: dict[str, Any], ours: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+    return {name: theirs.get(name) for name in names}, {name: ours.get(name) for name in names}
 
 
 def _shown(value: Any) -> str:

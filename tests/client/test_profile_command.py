@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,10 @@ from muxk.profiles.profile_file import (
     PartialHeader,
     PartialLine,
     ProfileError,
+    ProfileKey,
+    check_key,
     default_path,
+    make_key,
     read_profile,
     write_profile,
 )
@@ -204,3 +208,23 @@ def test_a_device_in_real_time_is_measured_as_well() -> None:
     assert profile.estimates.known
     assert [model.units for model in profile.estimates.decode] == [1, 2, 3, 4]
     assert profile.co_runs == 3
+
+
+def test_a_profile_of_a_model_whose_sizes_have_lists_is_of_the_same_model_when_it_is_read_again(
+    tmp_path: Path, profile_file: Path
+) -> None:
+    # As on the CPU device, where a model's windows by layer are a tuple.
+    wanted = made_key({"hidden": 576, "windows": ()})
+    path = tmp_path / "p.json"
+    write_profile(path, msgspec.structs.replace(read_profile(profile_file), key=wanted))
+    check_key(read_profile(path).key, made_key({"hidden": 576, "windows": ()}), path)
+    with pytest.raises(ProfileError) as refused:
+        check_key(read_profile(path).key, made_key({"hidden": 576, "windows": (8,)}), path)
+    assert """its model dims is '{"windows":[]}', here it is '{"windows":[8]}'""" in str(refused.value)
+    other = msgspec.structs.replace(wanted, fingerprint="other")
+    with pytest.raises(ProfileError, match="another processor, or native operators"):
+        check_key(wanted, other, path)
+
+
+def made_key(dims: dict[str, Any]) -> ProfileKey:
+    return make_key("cpu:2", 2, (), "m", 30, dims, "auto", "processor")
