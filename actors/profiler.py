@@ -1,6 +1,7 @@
 """profiler: takes the estimator's place while a device is profiled, and has the arbiter run probes.
 
-It gets stages of measurements, one when all of the one before have ended, and hands on what each took.
+It gets stages of measurements, one when all of the one before have ended, and hands on what each took. What
+ran beside the last one has ended too when all is done: a device is not closed under work in flight.
 Invariant: at most WINDOW of them are with the arbiter.
 """
 
@@ -76,6 +77,7 @@ class Profiler(Actor):
         if main is not None:
             if main in state.ended_beside:
                 state.ended_beside[main] += 1
+            self._go_on()
             return
         measured = state.running.pop(message.probe_id)
         covered = state.ended_beside.pop(message.probe_id, 0) < measured.beside or not measured.beside
@@ -85,7 +87,7 @@ class Profiler(Actor):
 
     def _go_on(self) -> None:
         state = self.state
-        if not state.waiting and not state.running:
+        if not state.waiting and not state.running and not state.owner:
             state.waiting.extend(self._next_stage())
             if not state.waiting:
                 self._finished()

@@ -11,6 +11,8 @@ from muxk.client.traffic import WorkloadError
 
 CHUNK = 4096
 """Gaps drawn at a time."""
+RATE_MIN = 1e-6
+"""Requests a second."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Arrivals:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive("rate", self.rate, "requests a second")
+        check_rate(self.rate)
         positive("burstiness", self.burstiness, "1 is a Poisson process")
         not_negative("seed", self.seed)
 
@@ -43,6 +45,15 @@ class Arrivals:
             for offset in within:
                 yield base_ns + offset
             base_ns += within[-1]
+
+
+def check_rate(rate: float) -> None:
+    """Raise a WorkloadError for a rate at which no run would end, or that is none."""
+    positive("rate", rate, "requests a second")
+    if rate < RATE_MIN:
+        raise WorkloadError(
+            f"rate is {rate!r}; it must be {RATE_MIN:g} requests a second or more, one in eleven days"
+        )
 
 
 def not_negative(name: str, value: int) -> None:

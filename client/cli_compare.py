@@ -106,12 +106,12 @@ def _contenders(texts: list[str], device: str, settings: dict[str, str]) -> list
 
 
 def _check(study: Study) -> None:
-    from muxk.client.arrivals import positive
+    from muxk.client.arrivals import check_rate
     from muxk.client.errors import ClientError
 
     try:
         for rate in study.rates:
-            positive("rate", rate, "requests a second")
+            check_rate(rate)
     except ClientError as error:
         die(f"--rate: {error}", USAGE)
     for workload in study.workloads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import FAILED, USAGE, ProfileFile, Settings, die, parse_settings
-from muxk.client.study_options import Device, KvTokens, Model, Tbt, TurnsOption, tbt_ms, ttft_slo
+from muxk.client.study_options import (
+    Device,
+    KvTokens,
+    Model,
+    Tbt,
+    TurnsOption,
+    check_files,
+    check_names,
+    tbt_ms,
+    ttft_slo,
+    write_file,
+)
 from muxk.client.study_options import Workload as WorkloadOption
 from muxk.client.turns import Turns
 
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
     from muxk.client.sim_run import Progress, Run, SimPlan
     from muxk.client.traffic import Workload
 
+DURATION_MAX_S = 1e8
+"""Three years."""
 REQUESTS_DEFAULT = 200
 OUTPUT_DEFAULT = 200_000
 """Tokens, so that a run of a workload with long answers ends within a minute as well."""
@@ -89,7 +101,8 @@ def sim(
     """
     from muxk.client.sim_run import S, SimPlan
 
-    _check_files(("--json", json_file), ("--record", record))
+    check_files(("--json", json_file), ("--record", record))
+    check_names(policy, workload, model)
     duration_ns = None if duration is None else round(_seconds(duration) * S)
     output_max = None
     if requests is None and duration is None:
@@ -128,16 +141,9 @@ def _objectives(opened: OpenedPolicy, tbt: str | None, ttft: str | None) -> Obje
 
 
 def _seconds(duration: float) -> float:
-    if not (math.isfinite(duration) and duration > 0):
-        die(f"--duration {duration:g}: expected seconds, more than 0", USAGE)
+    if not 0 < duration <= DURATION_MAX_S:
+        die(f"--duration {duration:g}: expected seconds, more than 0 and at most {DURATION_MAX_S:g}", USAGE)
     return duration
-
-
-def _check_files(*files: tuple[str, Path | None]) -> None:
-    """A mistake in where to write must not show after the run."""
-    for option, path in files:
-        if path is not None and not path.parent.is_dir():
-            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
 
 
 def _open_policy(name: str, settings: dict[str, str], tbt: float | None) -> OpenedPolicy:
@@ -232,7 +238,5 @@ def _report(plan: SimPlan, workload: str, rate: float | None, run: Run, json_fil
     Console().print(table(plan, asked, run))
     if json_file is None:
         return
-    try:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(as_dict(plan, asked, run))) + b"\n")
-    except OSError as error:
-        die(f"--json {json_file}: {error.strerror or error}", USAGE)
+    made = msgspec.json.format(msgspec.json.encode(as_dict(plan, asked, run)))
+    write_file("--json", json_file, made + b"\n")

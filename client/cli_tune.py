@@ -104,14 +104,15 @@ def _candidates(params: Sequence[str]) -> tuple[Candidate, ...]:
 def _check(tuning: Tuning) -> None:
     """Every candidate, before the first run: a value out of bounds is a mistake of the command line."""
     from msgspec.structs import replace
-    from muxk.client.arrivals import positive
+    from muxk.client.arrivals import check_rate
     from muxk.client.errors import ClientError
 
     try:
         if tuning.rate is not None:
-            positive("rate", tuning.rate, "requests a second")
+            check_rate(tuning.rate)
     except ClientError as error:
         die(f"--rate: {error}", USAGE)
+    options.check_names(tuning.cell.policy)
     for settings in tuning.candidates:
         options.check_policy(replace(tuning.cell, settings=(*tuning.cell.settings, *settings)))
     options.check_cell(replace(tuning.cell, settings=(*tuning.cell.settings, *tuning.candidates[0])))

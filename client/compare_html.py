@@ -42,12 +42,14 @@ svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .slo { stroke: #d55e00; stroke-dasharray: 4 3; } .failed { color: #d55e00; }
 pre { background: #8882; padding: .7em; overflow-x: auto; font-size: 12px; }
 """
+UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+"""Control characters, which names of files may have and a page may not."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(study: Study, entries: Sequence[Entry], origin: Origin) -> str:
     """The whole page."""
-    parts = "\n".join(_parts(study, entries, origin))
+    parts = "\n".join(_parts(study, entries, origin)).translate(UNPRINTABLE)
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -40,7 +40,7 @@ class Origin:
 
     @property
     def command_line(self) -> str:
-        return shlex.join(self.command)
+        return shlex.join(self.command).encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,11 @@ from muxk.kernel.view import RequestClass, RequestView
 from muxk.kernel.virtual import VirtualRuntime
 
 S = 1_000_000_000
-STEP_NS = 100_000_000
-"""How often the driver looks around while it waits."""
+STEP_NS, QUIET_STEP_NS = 100_000_000, 100 * S
+"""How often the driver looks around while it waits: with live requests, and without."""
 SILENCE_MAX_NS = 600 * S
 """After so long without a token while requests are live, something is wrong."""
-PEERS = 64
-PEER_REQUESTS = 1024
+PEERS, PEER_REQUESTS = 64, 1024
 """Clients that the requests come from, so many from each in turn: a server bounds what one of them may have
 live, and sends one frame a client and step."""
 TRACE_RECORDS = 64
@@ -252,7 +251,8 @@ class _Simulator:
     def _run_to(self, at_ns: int) -> None:
         """In steps, so that a recording can be written and silence is noticed."""
         while self._now_ns() < at_ns:
-            self._runtime.run_until(self._start_ns + min(at_ns, self._now_ns() + STEP_NS))
+            step_ns = STEP_NS if self._live or not self._ready else QUIET_STEP_NS
+            self._runtime.run_until(self._start_ns + min(at_ns, self._now_ns() + step_ns))
             if self._recorder is not None:
                 self._recorder.write(self._recorder.take())
             self._check_progress()

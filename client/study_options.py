@@ -141,6 +141,14 @@ def write_file(option: str, path: Path, content: bytes) -> None:
         die(f"{option} {path}: {error.strerror or error}", USAGE)
 
 
+def check_names(*names: str) -> None:
+    """End the command for a name with bytes that are no text: it could stand in no report."""
+    for name in names:
+        if not name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            shown = name.encode("utf-8", "backslashreplace").decode()
+            die(f"{shown}: the name is no UTF-8 text; rename the file", USAGE)
+
+
 def check_policy(cell: Cell) -> None:
     """End the command for a policy that can not be opened, or a setting that it does not take."""
     from muxk.client.cells import opened_policy
@@ -162,6 +170,7 @@ def check_cell(cell: Cell) -> None:
     from muxk.client.errors import ClientError
     from muxk.client.workload_names import Traffic, find_workload
 
+    check_names(cell.policy, cell.workload, cell.model, *(text for pair in cell.settings for text in pair))
     check_policy(cell)
     try:
         parse_gpu(cell.device)

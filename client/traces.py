@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from muxk.client.arrivals import Arrivals, not_negative, positive
+from muxk.client.arrivals import Arrivals, check_rate, not_negative, positive
 from muxk.client.histogram import Histogram
 from muxk.client.trace_rows import BLOCK_TOKENS, TraceError, TraceFormat, TraceRow, detect, read_rows
 from muxk.client.traffic import Span, TrafficRequest, WorkloadError, chance, mix
@@ -54,7 +54,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         if self.rate is not None:
-            positive("rate", self.rate, "requests a second")
+            check_rate(self.rate)
         positive("burstiness", self.burstiness, "1 is a Poisson process")
         not_negative("seed", self.seed)
         if self.requests_max is not None and self.requests_max < 1:

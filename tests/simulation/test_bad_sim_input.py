@@ -51,3 +51,25 @@ def test_a_rate_of_zero_is_refused_for_a_trace_too(tmp_path: Path) -> None:
     assert "rate is 0.0; it must be a finite number above 0" in refused(
         "muxwise", "--workload", str(path), "--rate", "0"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("muxwise", "--workload", "a\udcff.csv"), "the name is no UTF-8 text; rename the file"),
+        (("muxwise", "--json", "."), "that is a folder"),
+        (("muxwise", "--rate", "inf"), "rate is inf"),
+        (("muxwise", "--rate", "-1"), "rate is -1.0"),
+        (("muxwise", "--workload", "sharegpt", "--rate", "1e-9"), "must be 1e-06 requests a second"),
+        (
+            ("muxwise", "--workload", "sharegpt", "--rate", "1e-300"),
+            "must be 1e-06 requests a second",
+        ),
+        (("muxwise", "--duration", "nan"), "--duration nan"),
+        (("muxwise", "--duration", "1e300"), "--duration 1e+300"),
+    ],
+)
+def test_what_could_only_fail_after_the_run_is_refused_before_it(
+    arguments: tuple[str, ...], complaint: str
+) -> None:
+    assert complaint in refused(*arguments)

@@ -21,7 +21,8 @@ from muxk.client.quantiles import pooled, quantile_ms
 from study_data import short_requests
 from typer.testing import CliRunner, Result
 
-HOSTILE = "<img src=x onerror=alert(1)> & 'quoted'"
+MARKUP = "<img src=x onerror=alert(1)> & 'quoted'"
+HOSTILE = "<img src=x onerror=alert(1)> & 'quoted' \x1b[31m\x01"
 MINE = """apiVersion: muxk/v1beta1
 kind: SchedulingPolicy
 metadata: {name: mine}
@@ -80,6 +81,7 @@ def check_page(page: str) -> None:
     assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("src", "href")]
     assert "http" not in page.replace("http-equiv", "")
     assert "onerror=alert(1)&gt;" in page
+    assert not [letter for letter in page if not letter.isprintable() and letter != "\n"]
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(charts) >= 4
     for chart in charts:
@@ -101,6 +103,7 @@ def check_page(page: str) -> None:
         (("muxwise", "--tbt", "50"), "write 50ms or 50s"),
         (("muxwise", "--ttft", "soon"), "--ttft soon"),
         (("muxwise", "--html", "/nowhere/at/all.html"), "there is no folder"),
+        (("muxwise", "--workload", "a\udcff.csv"), "the name is no UTF-8 text"),
         (("muxwise", "--seeds", "0"), "--seeds"),
     ],
 )
@@ -207,11 +210,11 @@ def test_times_between_two_and_nine_ms_take_the_whole_height() -> None:
 
 def test_charts_are_well_formed_with_nothing_to_show_and_with_hostile_names() -> None:
     made = (
-        bars(HOSTILE, []),
-        bars("goodput", [Bar(HOSTILE, 0.0, 0.0, 0.0, "never met"), Bar("b", 2.0, 1.0, 3.0, "2")]),
-        stacks("split", [HOSTILE, "others"], [Stack("a", [0.25, 0.75])]),
-        curves(HOSTILE, [], None),
-        curves("TBT", [Curve(HOSTILE, ((0.5, 1.0), (0.99, 20.0), (0.999, 0.0)))], 50.0),
+        bars(MARKUP, []),
+        bars("goodput", [Bar(MARKUP, 0.0, 0.0, 0.0, "never met"), Bar("b", 2.0, 1.0, 3.0, "2")]),
+        stacks("split", [MARKUP, "others"], [Stack("a", [0.25, 0.75])]),
+        curves(MARKUP, [], None),
+        curves("TBT", [Curve(MARKUP, ((0.5, 1.0), (0.99, 20.0), (0.999, 0.0)))], 50.0),
     )
     for chart in made:
         root = ET.fromstring(chart)
