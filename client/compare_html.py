@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from unicodedata import category
 
 import msgspec
 from muxk.client.cells import command_of
@@ -42,14 +43,12 @@ svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .slo { stroke: #d55e00; stroke-dasharray: 4 3; } .failed { color: #d55e00; }
 pre { background: #8882; padding: .7em; overflow-x: auto; font-size: 12px; }
 """
-UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-"""Control characters, which names of files may have and a page may not."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(study: Study, entries: Sequence[Entry], origin: Origin) -> str:
     """The whole page."""
-    parts = "\n".join(_parts(study, entries, origin)).translate(UNPRINTABLE)
+    parts = _printable("\n".join(_parts(study, entries, origin)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -64,6 +63,13 @@ def page(study: Study, entries: Sequence[Entry], origin: Origin) -> str:
 </body>
 </html>
 """
+
+
+def _printable(text: str) -> str:
+    """Without control characters, which names of files may have and a page may not."""
+    return "".join(
+        f"\\x{ord(one):02x}" if category(one) == "Cc" and one not in "\t\n" else one for one in text
+    )
 
 
 def _parts(study: Study, entries: Sequence[Entry], origin: Origin) -> Iterator[str]:
