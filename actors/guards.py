@@ -47,23 +47,33 @@ class Windows:
 
     def __init__(self, units: tuple[int, ...]) -> None:
         self._ratios = {count: deque([1.0] * WINDOW, maxlen=WINDOW) for count in units}
+        self._ordered: dict[int, list[float]] = {}
+        """The same, sorted, until one changes: most windows are as they were at the last look."""
         self._measured: dict[int, None] = {}
 
     def add(self, units: int, ratio: float) -> None:
         if units in self._ratios:
-            self._ratios[units].append(ratio)
+            self._push(units, ratio)
             self._measured[units] = None
+
+    def _push(self, units: int, ratio: float) -> None:
+        ratios = self._ratios[units]
+        if ratios[0] != ratio:
+            self._ordered.pop(units, None)
+        ratios.append(ratio)
 
     def forget(self) -> None:
         """A guard that keeps a policy from a number of units would otherwise never be tried again."""
-        for units, ratios in self._ratios.items():
+        for units in self._ratios:
             if units not in self._measured:
-                ratios.append(1.0)
+                self._push(units, 1.0)
         self._measured.clear()
 
     def quantile(self, units: int, share: float) -> float:
         """The smallest ratio that at least `share` of them do not exceed."""
-        ordered = sorted(self._ratios[units])
+        ordered = self._ordered.get(units)
+        if ordered is None:
+            ordered = self._ordered[units] = sorted(self._ratios[units])
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

@@ -32,8 +32,7 @@ class Ref(Generic[M_contra]):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True, gc=False):
     """Names a pending `send_after`, for `cancel`."""
 
     timer_id: int

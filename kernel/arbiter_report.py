@@ -78,7 +78,7 @@ class ArbiterReport:
 
     def _why_not_formed(self) -> tuple[Reason, str, str | None]:
         state = self._state
-        if state.probes or self._lanes.probing():
+        if state.probes or self._lanes.probes:
             return Reason.LANE_BUSY, "the device is being measured", None
         if state.forming:
             return Reason.FORMING, "a batch is being put together", None

@@ -33,6 +33,7 @@ from muxk.kernel.messages import (
 )
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import Decision, DecodeView, KvView, Limits, PrefillView, QueueView, View
+from muxk.kernel.work import PrefillShape
 
 
 class ArbiterRefs(Protocol):
@@ -143,17 +144,21 @@ class ArbiterState:
 
     def decode_view(self, now_ns: int) -> DecodeView:
         decode = self.decode
+        active = decode.active
         coming = [job for job in self.jobs.values() if job.hands_over]
         return DecodeView(
-            batch=decode.rows if decode.active else 0,
-            context_tokens=decode.context_tokens if decode.active else 0,
+            batch=decode.rows if active else 0,
+            context_tokens=decode.context_tokens if active else 0,
             waiting=decode.waiting is not None,
             in_flight=bool(decode.in_flight),
             idle_ns=now_ns - decode.held_since_ns if decode.held else 0,
-            tbt_slo_ns=decode.tbt_slo_ns if decode.active else None,
-            coming=sum(job.work.rows for job in coming),
-            coming_tokens=sum(job.context_tokens for job in coming),
+            tbt_slo_ns=decode.tbt_slo_ns if active else None,
+            coming=sum([job.work.rows for job in coming]),
+            coming_tokens=sum([job.context_tokens for job in coming]),
         )
+
+    def _leaving(self) -> PrefillShape | None:
+        return next((job.shape for job in self.jobs.values() if job.hands_over), None)
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:
         """The facts of one decision."""
@@ -168,9 +173,9 @@ class ArbiterState:
             running=None if running is None else running.view(),
             parked=None if self.parked is None else self.parked.view(),
             candidate=self.candidate,
-            prefill_in_flight=lanes.prefills(),
+            prefill_in_flight=lanes.prefills,
             queue=self.queue,
             kv=self.kv,
             estimates=self.estimates,
-            leaving=next((job.shape for job in self.jobs.values() if job.hands_over), None),
+            leaving=self._leaving() if self.jobs else None,
         )

@@ -40,7 +40,7 @@ class Dispatcher:
     def turn(self) -> None:
         """Decide and launch until nothing more can be launched."""
         state = self._state
-        if state.probes or self._lanes.probing():
+        if state.probes or self._lanes.probes:
             self._launch_probe()
             return
         for _ in range(LAUNCHES_PER_TURN):
@@ -104,7 +104,7 @@ class Dispatcher:
         if self._splits.shares_time and state.decode.active:
             # One lane shared in time: a decode step must not queue behind more than one prefill item.
             bound = 1
-        return self._lanes.prefills() < bound
+        return self._lanes.prefills < bound
 
     def _preempts(self, decision: Decision) -> bool:
         """The policy wants it, there is a batch for another, and the limits allow it."""
@@ -162,7 +162,7 @@ class Dispatcher:
             if may:
                 self._launch_decode()
             return may
-        if state.decode.in_flight or self._lanes.prefills():
+        if state.decode.in_flight or self._lanes.prefills:
             return self._launch_decode_at_floor()  # a step was queued ahead, or a chunk runs alone
         if state.running.between_chunks:
             self._launch_fused(state.running, decision)
@@ -182,7 +182,7 @@ class Dispatcher:
     def _launch_chunk_alone(self, decision: Decision) -> bool:
         """Nobody decodes: the chunk goes through all layers, as far as the backlog allows."""
         state = self._state
-        if state.running is None or self._lanes.prefills() >= state.limits.backlog:
+        if state.running is None or self._lanes.prefills >= state.limits.backlog:
             return False
         self._launch_prefill(state.running, decision)
         return True

@@ -43,9 +43,9 @@ class _Facts:
         self._state = state
         self._decode = state.decode
         self._lanes = lanes
-        self._prefills = lanes.prefills() > 0
+        self._prefills = lanes.prefills > 0
         self._can_prefill = (running is not None and not running.launched) or state.candidate is not None
-        self.probing = bool(state.probes) or lanes.probing()
+        self.probing = bool(state.probes or lanes.probes)
 
     def while_probing(self) -> Cause:
         """A measurement runs alone, and what waits for it waits for the host to be ready."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 from muxk.kernel.device import Lane
 from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
@@ -156,8 +157,7 @@ class PrefillJob:
         )
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """An item between its launch and its completion."""
 
     item_id: int

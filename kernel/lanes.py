@@ -24,6 +24,10 @@ class LaneTable:
     flights: dict[int, Flight] = field(default_factory=dict)
     width: int = 1
     """Devices that work on each item that is launched now."""
+    prefills: int = 0
+    """Items of prefill in flight."""
+    probes: int = 0
+    """Measurements in flight."""
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
     idle: IdleLedger = field(init=False)
@@ -73,15 +77,13 @@ class LaneTable:
         of its own batch, and for the decode step before it.
         """
         chained = decode is not None or isinstance(work, DecodeWork)
+        others = self.others(lane)
         after = [
             flight.item_id
-            for flight in self.flights.values()
-            if flight.lane is not lane
-            and (
-                flight.meets(lane.units)
-                or (job is not None and flight.job is job)
-                or (chained and (flight.decode is not None or isinstance(flight.work, DecodeWork)))
-            )
+            for flight in others
+            if flight.meets(lane.units)
+            or (job is not None and flight.job is job)
+            or (chained and (flight.decode is not None or isinstance(flight.work, DecodeWork)))
         ]
         older = [flight.item_id for flight in self.flights.values() if flight.lane is lane]
         chunk = range(0) if job is None else job.chunk
@@ -109,12 +111,19 @@ class LaneTable:
             runnable_ns=now_ns,
             launched_ns=now_ns,
             begins_job=job is not None and layers.start == chunk.start == 0,
-            shared=self.others_busy(lane),
+            shared=bool(others),
             width=self.width,
-            beside=self.prefill_beside(lane) if phase is Phase.DECODE else None,
+            beside=_prefill_of(others) if phase is Phase.DECODE else None,
         )
+        self._count(flight, 1)
         self.idle.launched(flight)
         self.device.launch(lane, item, after)
+
+    def _count(self, flight: Flight, change: int) -> None:
+        if flight.phase is Phase.PREFILL:
+            self.prefills += change
+        if isinstance(flight.work, ProbeWork):
+            self.probes += change
 
     def next_completion(self) -> ItemDone | ItemFailed | None:
         """Take out an early completion for which nothing is missing any more."""
@@ -129,6 +138,7 @@ class LaneTable:
         ended = self.flights.pop(message.item_id, None)
         if ended is None:
             return None
+        self._count(ended, -1)
         if isinstance(message, ItemDone):
             started_ns, ended_ns = message.started_ns, message.ended_ns
         else:
@@ -140,25 +150,13 @@ class LaneTable:
                 flight.ready_ns = max(flight.ready_ns, ended_ns)
         return ended
 
-    def others_busy(self, lane: Lane) -> bool:
-        return any(flight.lane is not lane for flight in self.flights.values())
-
-    def prefill_beside(self, lane: Lane) -> PrefillShape | None:
-        """The oldest prefill batch on another lane."""
-        for flight in self.flights.values():
-            if flight.job is not None and flight.lane is not lane:
-                return flight.job.shape
-        return None
+    def others(self, lane: Lane) -> list[Flight]:
+        """What is in flight on other lanes, oldest first."""
+        return [flight for flight in self.flights.values() if flight.lane is not lane]
 
     def has_other_widths(self) -> bool:
         """Items are in flight that were launched on more or fewer devices."""
         return any(flight.width != self.width for flight in self.flights.values())
-
-    def prefills(self) -> int:
-        return sum(flight.phase is Phase.PREFILL for flight in self.flights.values())
-
-    def probing(self) -> bool:
-        return any(isinstance(flight.work, ProbeWork) for flight in self.flights.values())
 
     def measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:
         """What the estimator learns from an item; None for a probe, which is reported by itself, and for a
@@ -166,6 +164,9 @@ class LaneTable:
         work = flight.work
         if isinstance(work, ProbeWork) or flight.decode is not None:
             return None
+        others = self.others(flight.lane)
+        # The prefill batch may have come while the step ran.
+        joined = _prefill_of(others) if flight.phase is Phase.DECODE else None
         return ItemMeasured(
             phase=flight.phase,
             units=len(flight.lane.units),
@@ -175,13 +176,9 @@ class LaneTable:
             context_tokens=work.context_tokens if isinstance(work, DecodeWork) else 0,
             layers=flight.layers,
             elapsed_ns=done.ended_ns - done.started_ns,
-            shared=flight.shared or self.others_busy(flight.lane),
-            beside=flight.beside or self._joined(flight),
+            shared=flight.shared or bool(others),
+            beside=flight.beside or joined,
         )
-
-    def _joined(self, flight: Flight) -> PrefillShape | None:
-        """The prefill batch that runs when a decode step ends which began alone."""
-        return self.prefill_beside(flight.lane) if flight.phase is Phase.DECODE else None
 
     def describe(self, now_ns: int) -> list[dict[str, Any]]:
         return [
@@ -197,6 +194,11 @@ class LaneTable:
             }
             for flight in self.flights.values()
         ]
+
+
+def _prefill_of(flights: list[Flight]) -> PrefillShape | None:
+    """The oldest prefill batch among them."""
+    return next((flight.job.shape for flight in flights if flight.job is not None), None)
 
 
 class SplitLedger:

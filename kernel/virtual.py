@@ -260,7 +260,8 @@ class VirtualRuntime:
         self.send(DEVICE, Ref(name), message)
 
     def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
-        return self.send_after(self._inbox(name), delay_ns, Ref(name), message)
+        inbox = self._inbox(name)
+        return self._deliver_after(inbox, delay_ns, inbox, message)
 
     def _inbox(self, name: str) -> VirtualInbox:
         inbox = self._inboxes.get(name)
@@ -279,9 +280,13 @@ class VirtualRuntime:
             self._egress(message)
 
     def send_after(self, owner: VirtualInbox, delay_ns: int, ref: Ref[Any], message: Message) -> Timer:
-        target = self._inbox(ref.name)
+        return self._deliver_after(owner, delay_ns, self._inbox(ref.name), message)
+
+    def _deliver_after(
+        self, owner: VirtualInbox, delay_ns: int, target: VirtualInbox, message: Message
+    ) -> Timer:
         _check_accepts(target, message)
-        delivery = Delivery(ref.name, target, owner, message, self._frame(message), queued=False)
+        delivery = Delivery(target.name, target, owner, message, self._frame(message), queued=False)
         return Timer(self._agenda.add(self._agenda.now_ns + max(0, delay_ns), owner.name, delivery))
 
     def cancel(self, timer: Timer) -> None:
