@@ -32,8 +32,8 @@ NOTES: Mapping[str, str] = {
     ),
     "70B, 8xA100, toolagent, TBT 100 ms: LoongServe": (
         "Without reuse, prompts of up to 123k tokens are computed whole by 4 or 8 GPUs, and a queue "
-        "of them at rates where MuxWise is calm; our plan pauses one decode group for a prefill "
-        "where LoongServe may pause several, and has no macro-iterations."
+        "of them at rates where MuxWise is calm. The runs are of a version whose plan paused one "
+        "decode group for a prefill and had no macro-iterations."
     ),
     "70B, 8xA100, sharegpt, TBT 100 ms: chunked": SHAREGPT,
     "70B, 8xA100, sharegpt, TBT 100 ms: static disaggregation": (
