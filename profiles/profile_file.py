@@ -124,8 +124,8 @@ def check_key(found: ProfileKey, wanted: ProfileKey, where: Path) -> None:
             why = FINGERPRINT_SAYS if field == "fingerprint" else ""
             raise ProfileError(
                 f"{where} is no profile of this device and model: its {field.replace('_', ' ')} is "
-                f"{_shown(theirs)}, here it is {_shown(ours)}{why}. Measure again with `muxk profile --device "
-                f"{wanted.device} --model {wanted.model}`, or leave --profile out"
+                f"{_shown(theirs)}, here it is {_shown(ours)}{why}. Measure again with `muxk profile "
+                f"--device {wanted.device} --model {wanted.model}`, or leave --profile out"
             )
 
 
