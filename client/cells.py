@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-from muxk.actors.backends import StartupError
+from muxk.actors.backends import StartupError, device_for
 from muxk.actors.gpu_backend import open_gpu_backend
 from muxk.actors.policy_files import OpenedPolicy, open_with_text
 from muxk.actors.profiling import profiled
@@ -130,7 +130,8 @@ def plan_of(cell: Cell) -> SimPlan:
     opened = opened_policy(cell)
     own = objectives_of(opened.policy)
     objectives = Objectives(cell.tbt_ms or own.tbt_ms, cell.ttft_ms, cell.ttft_ms_per_prompt_token)
-    gpu = open_gpu_backend(cell.device, cell.model, cell.kv_tokens, cell.seed)
+    device = device_for(cell.device, opened.policy.name, opened.policy.devices_min)
+    gpu = open_gpu_backend(device, cell.model, cell.kv_tokens, cell.seed)
     if cell.profile is not None:
         gpu = replace(gpu, profile=profiled(gpu.backend, Path(cell.profile)))
     return SimPlan(

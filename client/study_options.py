@@ -150,13 +150,16 @@ def check_names(*names: str) -> None:
 
 
 def check_policy(cell: Cell) -> None:
-    """End the command for a policy that can not be opened, or a setting that it does not take."""
+    """End the command for a policy that can not be opened, a setting that it does not take, or too few
+    devices for it."""
+    from muxk.actors.backends import StartupError, device_for
     from muxk.client.cells import opened_policy
     from muxk.policies.problems import PolicyError
 
     try:
-        opened_policy(cell)
-    except PolicyError as error:
+        policy = opened_policy(cell).policy
+        device_for(cell.device, policy.name, policy.devices_min)
+    except (PolicyError, StartupError) as error:
         die(str(error), USAGE)
 
 

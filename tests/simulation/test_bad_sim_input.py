@@ -12,8 +12,8 @@ MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,374,44\n" * 3
 
 
-def refused(*arguments: str) -> str:
-    done = CliRunner().invoke(build_app(), ["sim", *arguments], env={"COLUMNS": "200"})
+def refused(*arguments: str, command: str = "sim") -> str:
+    done = CliRunner().invoke(build_app(), [command, *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2, done.output
     assert "Traceback" not in done.output
     return done.output
@@ -24,6 +24,12 @@ def test_a_policy_for_several_devices_is_refused_on_one_with_the_option_that_giv
     told = refused(policy, "--workload", "sharegpt", "--requests", "1")
     assert f"the policy {policy} needs 2 devices or more, and sim:h200 is one" in told
     assert "use --device sim:h200,devices=2" in told
+
+
+@pytest.mark.parametrize("command", [["compare", "muxwise", "splitwise"], ["diff", "muxwise", "splitwise"]])
+def test_studies_refuse_a_policy_that_has_too_few_devices(command: list[str]) -> None:
+    told = refused(*command[1:], command=command[0])
+    assert "the policy splitwise needs 2 devices or more, and sim:h200 is one" in told
 
 
 @pytest.mark.parametrize(
