@@ -94,6 +94,8 @@ class Search:
     """With each seed."""
     checks: tuple[float, ...] = CHECKS
     """Where to look once more, in multiples of the answer."""
+    step: float = 2.0
+    """Factor by which it goes on while the answer has a bound on one side only."""
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("lowest", self.lowest), ("highest", self.highest)):
@@ -108,6 +110,8 @@ class Search:
             )
         if self.runs_max < 1:
             raise WorkloadError(f"at most {self.runs_max} runs; it must be 1 or more")
+        if not (math.isfinite(self.step) and self.step > 1 + TOLERANCE_MIN):
+            raise WorkloadError(f"a step of {self.step:g}; it must be a factor above {1 + TOLERANCE_MIN:g}")
 
 
 class SeedGoodput(msgspec.Struct, frozen=True):
@@ -194,9 +198,9 @@ def _next_rate(met: dict[float, bool], search: Search) -> float | None:
         return search.start
     if not_met is None:
         assert supported is not None
-        return min(2 * supported, search.highest) if supported < search.highest else None
+        return min(search.step * supported, search.highest) if supported < search.highest else None
     if supported is None:
-        return max(not_met / 2, search.lowest) if not_met > search.lowest else None
+        return max(not_met / search.step, search.lowest) if not_met > search.lowest else None
     if not_met / supported > 1 + search.tolerance:
         return math.sqrt(not_met * supported)
     return _next_check(met, supported, not_met, search)

@@ -1,8 +1,9 @@
 """`make paper`: the paper's table on simulated GPUs, written to `docs/paper.md`.
 
-    python -m muxk.client.paper [--out docs/paper.md] [--rows 1,2] [--folder build/paper] [--no-moves]
+    python -m muxk.client.paper [--out docs/paper.md] [--rows 1,2] [--folder build/paper] [--seeds 4]
 
-Outcomes are kept in the folder: what was run is not run again while the code is the same.
+Outcomes are kept in the folder: what was run is not run again while the code is the same, so that a study
+that was stopped goes on. `--no-moves` and `--no-trials` leave out the parts that take most of the time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from muxk.client.cell_store import CellStore, code_version
 from muxk.client.cells import Cell, Outcome
 from muxk.client.experiments import Lab
+from muxk.client.paper_effects import movable
 from muxk.client.paper_extras import extras
 from muxk.client.paper_report import off_figures, report
 from muxk.client.paper_rows import FIGURES
-from muxk.client.paper_study import Study, movable
+from muxk.client.paper_study import Study
+from muxk.client.paper_trials import bench_of, run_singles, run_trials
 
 TOLD_EVERY_S = 20.0
 
@@ -29,11 +32,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("docs/paper.md"))
     parser.add_argument("--folder", type=Path, default=Path("build/paper"), help="outcomes and profiles")
     parser.add_argument("--rows", default="", help="numbers of rows, joined by commas; all without it")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--tolerance", type=float, default=0.05)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--tolerance", type=float, default=0.08)
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--version", default=code_version(), help="of the code, for kept outcomes")
     parser.add_argument("--no-moves", action="store_true", help="do not move the assumed constants")
+    parser.add_argument("--no-trials", action="store_true", help="do not put explanations to the test")
     parser.add_argument("--constants", default="", help="assumed constants to move, by commas; all without")
     return parser
 
@@ -48,12 +52,15 @@ def main() -> None:
         study = Study(lab, given.folder, tuple(range(given.seeds)), given.tolerance, say, settings)
         found = study.run()
         more = extras(study, found)
-        given.out.write_text(report(study, found, more), encoding="utf-8")
+        bench = bench_of(study)
+        tried = [] if given.no_trials else run_trials(study, found, bench)
+        single = [] if given.no_trials else run_singles(study, bench)
+        given.out.write_text(report(study, found, more, tried, single), encoding="utf-8")
         say(f"wrote {given.out}")
         if not given.no_moves:
             constants = given.constants.split(",") if given.constants else movable()
             study.move_constants(found, off_figures(found), constants)
-            given.out.write_text(report(study, found, more), encoding="utf-8")
+            given.out.write_text(report(study, found, more, tried, single), encoding="utf-8")
             say(f"wrote {given.out} again, with how far figures move")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from muxk.client.cells import Cell
-from muxk.client.goodput import Goodput
 from muxk.client.paper_rows import AGENT_8B, AGENT_70B, LLAMA_70B, Setting, System, cell_of, device_of
 from muxk.client.paper_study import Found, Study
 
@@ -48,17 +47,17 @@ def extras(study: Study, found: Found) -> list[Extra]:
         return None if outcome is None or outcome.error else value(outcome.figures)
 
     def difference(first: str, second: str) -> float | None:
-        one, two = of(first, _p99_gap), of(second, _p99_gap)
+        one, two = of(first, p99_gap_ms), of(second, p99_gap_ms)
         return None if one is None or two is None else one - two
 
     def ratio(first: str, second: str) -> float | None:
-        one, two = of(first, _p99_ttft_per_token), of(second, _p99_ttft_per_token)
+        one, two = of(first, p99_ttft_per_token_ms), of(second, p99_ttft_per_token_ms)
         return None if one is None or not two else one / two
 
     at = f"at {LOAD:.0%} of MuxWise's goodput"
     return [
-        Extra(8, "idle, MuxWise", 7.7, "%", of("idle", _idle), f"70B, Tool & Agent, {at}"),
-        Extra(8, "idle, chunked", 4.5, "%", of("idle chunked", _idle), f"70B, Tool & Agent, {at}"),
+        Extra(8, "idle, MuxWise", 7.7, "%", of("idle", idle_percent), f"70B, Tool & Agent, {at}"),
+        Extra(8, "idle, chunked", 4.5, "%", of("idle chunked", idle_percent), f"70B, Tool & Agent, {at}"),
         Extra(
             9,
             "preemption",
@@ -90,15 +89,15 @@ def extras(study: Study, found: Found) -> list[Extra]:
 def _cells(study: Study, found: Found) -> dict[str, Cell]:
     cells = {}
     for size, setting in (("8b", AGENT_8B), ("70b", AGENT_70B)):
-        goodput = found.goodputs.get((setting, System.MUXWISE))
-        if not isinstance(goodput, Goodput) or not goodput.rate:
+        rate = found.pioneers_rate(setting)
+        if not rate:
             continue
-        base = msgspec.structs.replace(_muxwise(study, setting), rate=LOAD * goodput.rate)
+        base = msgspec.structs.replace(_muxwise(study, setting), rate=LOAD * rate)
         cells[size] = base
         cells[f"{size} no layers"] = msgspec.structs.replace(base, settings=NO_LAYERS)
         cells[f"{size} no polling"] = msgspec.structs.replace(base, settings=NO_POLLING)
         if setting is AGENT_70B:
-            chunked = cell_of(System.CHUNKED, setting, found.best_budget(setting))
+            chunked = cell_of(System.CHUNKED, setting, found.budget(setting))
             cells["idle"] = base
             cells["idle chunked"] = msgspec.structs.replace(chunked, rate=base.rate)
     mixed = msgspec.structs.replace(_muxwise(study, PREEMPTION), rate=PREEMPTION_RATE)
@@ -112,14 +111,14 @@ def _muxwise(study: Study, setting: Setting) -> Cell:
     return cell_of(System.MUXWISE, setting, profile=profile)
 
 
-def _p99_gap(figures: Figures) -> float:
+def p99_gap_ms(figures: Figures) -> float:
     return float(figures["p99_itl_ms"])
 
 
-def _p99_ttft_per_token(figures: Figures) -> float:
+def p99_ttft_per_token_ms(figures: Figures) -> float:
     return float(figures["p99_ttft_per_prompt_token_ms"])
 
 
-def _idle(figures: Figures) -> float:
+def idle_percent(figures: Figures) -> float:
     """Percent of the units' time with work that had no kernel."""
     return 100.0 * float(figures["idle"]["idle_share"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+EDITION = ""
+"""How this edition was made."""
+
 CHUNKED = (
     "On the modelled GPUs MuxWise is bound by prefill, not by its TBT: its P99 gap is under half of "
     "the SLO (8B) or well inside it (70B) when the queue begins to grow, and the few SMs that "

@@ -10,24 +10,33 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from muxk.client.cells import Cell, Goal, Outcome
 from muxk.client.experiments import FACTOR, CellFailed, Lab, Sought
-from muxk.client.goodput import Goodput, Search
-from muxk.client.paper_rows import BUDGETS, FIGURES, Figure, Setting, System, cell_of, device_of
-from muxk.profiles.gpu import load_gpu
-from muxk.profiles.scaling import assumed_constants
+from muxk.client.goodput import Goodput, Search, combine, confidence
+from muxk.client.paper_effects import Subject
+from muxk.client.paper_moves import Moved, run_moves, subjects_moved, wanted
+from muxk.client.paper_rows import BUDGETS, FIGURES, SEEDS_OF, Figure, Setting, System, cell_of, device_of
 
-FACTORS = (0.7, 1.3)
 LOWEST = 12.0
 """A system that fails at the rate where its search begins divided by this counts as one that never meets."""
 TUNING_TOLERANCE = 0.25
-COARSE_TOLERANCE = 0.1
-"""Of searches that only show where a figure moves."""
-NO_EFFECT = ("experts.",)
-"""Constants of parts that the models of the paper's table do not have."""
+PIONEERS = 2
+"""Seeds that are searched from afar; others from the mean of what these found."""
+NEAR_STEP = 1.25
 
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two goodputs with the same seeds: the mean of the seeds' ratios and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    of_seeds: tuple[float, ...]
 
 
 @dataclass
@@ -37,16 +46,25 @@ class Found:
     goodputs: dict[tuple[Setting, System], Goodput | CellFailed] = field(default_factory=dict)
     sweeps: dict[Setting, dict[int, float]] = field(default_factory=dict)
     """Of chunked prefill: goodput by budget."""
-    ranges: dict[Figure, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    """Ratio with a constant times 0.7 and times 1.3, by constant; of figures that are off."""
+    moved: dict[tuple[Setting, System], Moved] = field(default_factory=dict)
+    """Of the systems of figures that are off."""
 
-    def ratio(self, figure: Figure) -> float | None:
+    def ratio(self, figure: Figure) -> Ratio | None:
         """None when it can not be said: the other one met its SLO at no rate, or a run failed."""
         ours = self.goodputs.get((figure.setting, System.MUXWISE))
-        other = self.goodputs.get((figure.setting, figure.other))
-        if not isinstance(ours, Goodput) or not isinstance(other, Goodput) or not other.rate:
-            return None
-        return ours.rate / other.rate
+        return paired(ours, self.goodputs.get((figure.setting, figure.other)))
+
+    def pioneers_rate(self, setting: Setting) -> float:
+        """MuxWise's goodput with the first seeds; 0 where it has none. Loads of other runs are parts of it,
+        so that they stay when there are more seeds."""
+        goodput = self.goodputs.get((setting, System.MUXWISE))
+        if not isinstance(goodput, Goodput):
+            return 0.0
+        return fmean(one.rate for one in goodput.seeds[:PIONEERS])
+
+    def budget(self, setting: Setting) -> int:
+        """Chunked prefill's; the least of all where it was not swept."""
+        return self.best_budget(setting) if setting in self.sweeps else BUDGETS[0]
 
     def best_budget(self, setting: Setting) -> int:
         sweep = self.sweeps[setting]
@@ -69,27 +87,43 @@ class Study:
         """Budgets, then goodputs of all systems."""
         found = Found()
         self._sweep_budgets(found)
-        wanted = [(setting, system) for setting in self.settings for system in self._systems(setting)]
-        self.tell(f"goodput of {len(wanted)} systems, seeds {self.seeds}")
+        pairs = [(setting, system) for setting in self.settings for system in self._systems(setting)]
+        self.tell(f"goodput of {len(pairs)} systems, seeds {self.seeds}")
+        first = self._first_seeds(pairs, found)
+        self._other_seeds(first, found)
+        return found
+
+    def _first_seeds(
+        self, pairs: list[tuple[Setting, System]], found: Found
+    ) -> dict[tuple[Setting, System], Goodput | CellFailed]:
         sought = [
             Sought(
                 self._cell(system, setting, found),
                 Goal.STRICT,
-                _search(self._start(setting, system, found), self.tolerance),
-                self.seeds,
+                far(setting.near if system is System.CHUNKED else 1.4 * setting.near, self.tolerance),
+                self.seeds[:PIONEERS],
             )
-            for setting, system in wanted
+            for setting, system in pairs
         ]
-        found.goodputs.update(zip(wanted, self.lab.goodputs(sought), strict=True))
-        return found
+        return dict(zip(pairs, self.lab.goodputs(sought), strict=True))
 
-    def _start(self, setting: Setting, system: System, found: Found) -> float:
-        """Near where the answer may be: chunked prefill's sweep tells, for the others as well."""
-        sweep = found.sweeps.get(setting)
-        best = sweep[found.best_budget(setting)] if sweep else 0.0
-        if not best:
-            return setting.start
-        return best if system is System.CHUNKED else 1.4 * best
+    def _other_seeds(self, first: dict[tuple[Setting, System], Goodput | CellFailed], found: Found) -> None:
+        found.goodputs.update(first)
+        again = {
+            pair: Sought(
+                self._cell(pair[1], pair[0], found),
+                Goal.STRICT,
+                near(goodput.rate, self.tolerance),
+                self.seeds[PIONEERS : SEEDS_OF.get(pair)],
+            )
+            for pair, goodput in first.items()
+            if isinstance(goodput, Goodput) and goodput.rate and self.seeds[PIONEERS : SEEDS_OF.get(pair)]
+        }
+        for pair, more in zip(again, self.lab.goodputs(list(again.values())), strict=True):
+            before = first[pair]
+            assert isinstance(before, Goodput)
+            together = combine((*before.seeds, *more.seeds)) if isinstance(more, Goodput) else more
+            found.goodputs[pair] = together
 
     def _systems(self, setting: Setting) -> list[System]:
         others = [figure.other for figure in FIGURES if figure.setting == setting]
@@ -103,7 +137,7 @@ class Study:
             Sought(
                 cell_of(System.CHUNKED, setting, budget),
                 Goal.STRICT,
-                _search(setting.start, TUNING_TOLERANCE),
+                far(setting.start, TUNING_TOLERANCE),
                 self.seeds[:1],
             )
             for setting, budget in pairs
@@ -131,61 +165,55 @@ class Study:
     # --- how far figures move ---
 
     def move_constants(self, found: Found, figures: Sequence[Figure], constants: Sequence[str]) -> None:
-        """For each of these figures the ratio with each of these constants times 0.7 and 1.3, one seed."""
-        moves = [(constant, factor) for constant in constants for factor in FACTORS]
+        """For the systems of these figures: goodput with each constant times 0.7 and times 1.3."""
         pairs = dict.fromkeys(
             (figure.setting, system) for figure in figures for system in (System.MUXWISE, figure.other)
         )
-        rates = self._moved_rates(found, list(pairs), moves)
-        for figure in figures:
-            found.ranges[figure] = {
-                constant: _ratios(rates, figure, constant)
-                for constant in constants
-                if all((figure.setting, figure.other, constant, factor) in rates for factor in FACTORS)
-            }
+        subjects = [
+            Subject(setting, system, first_seed(found.goodputs[setting, system]), found.budget(setting))
+            for setting, system in pairs
+        ]
+        moved = subjects_moved(subjects, constants)
+        asked = [
+            (one, constant, factor, self._moved_cell(one.subject, found, constant, factor))
+            for one, constant, factor in wanted(moved)
+        ]
+        self.tell(f"{len(asked)} goodputs with a constant moved")
+        run_moves(self.lab, asked, self.seeds[0])
+        found.moved = {(one.subject.setting, one.subject.system): one for one in moved}
 
-    def _moved_rates(
-        self, found: Found, pairs: list[tuple[Setting, System]], moves: list[tuple[str, float]]
-    ) -> dict[tuple[Setting, System, str, float], float]:
-        self.tell(f"{len(pairs)} systems with each of {len(moves)} moves of a constant")
-        wanted = [(setting, system, *move) for setting, system in pairs for move in moves]
-        sought = []
-        for setting, system, constant, factor in wanted:
-            cell = self._cell(system, setting, found, f",{constant}*{factor:g}")
-            nominal = found.goodputs[setting, system]
-            start = nominal.rate if isinstance(nominal, Goodput) and nominal.rate else setting.start
-            search = _search(start, COARSE_TOLERANCE)
-            sought.append(Sought(cell, Goal.STRICT, search, self.seeds[:1]))
-        goodputs = self.lab.goodputs(sought)
-        return {
-            key: goodput.rate
-            for key, goodput in zip(wanted, goodputs, strict=True)
-            if isinstance(goodput, Goodput)
-        }
+    def _moved_cell(self, subject: Subject, found: Found, constant: str, factor: float) -> Cell:
+        return self._cell(subject.system, subject.setting, found, f",{constant}*{factor:g}")
 
     def outcomes(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Of single runs."""
         return self.lab.run(cells)
 
 
-def movable() -> list[str]:
-    """The assumed constants of the card that have an effect here."""
-    return [
-        constant for constant in assumed_constants(load_gpu("a100")) if not constant.startswith(NO_EFFECT)
-    ]
-
-
-def _search(start: float, tolerance: float) -> Search:
-    """Without looks further out: a study of hundreds of runs can not have them."""
+def far(start: float, tolerance: float) -> Search:
+    """From a guess, and without looks further out: a study of hundreds of runs can not have them."""
     return Search(start, start / LOWEST, start * FACTOR, tolerance, checks=())
 
 
-def _ratios(
-    rates: dict[tuple[Setting, System, str, float], float], figure: Figure, constant: str
-) -> tuple[float, float]:
-    found = []
-    for factor in FACTORS:
-        ours = rates.get((figure.setting, System.MUXWISE, constant, factor), 0.0)
-        other = rates[figure.setting, figure.other, constant, factor]
-        found.append(ours / other if other else float("inf"))
-    return found[0], found[1]
+def near(rate: float, tolerance: float) -> Search:
+    """From what other seeds found, in small steps."""
+    return Search(rate, rate / LOWEST, rate * LOWEST, tolerance, checks=(), step=NEAR_STEP)
+
+
+def first_seed(goodput: Goodput | CellFailed) -> float:
+    """Its rate with the first seed. A figure that has a ratio has one."""
+    assert isinstance(goodput, Goodput)
+    return goodput.seeds[0].rate
+
+
+def paired(ours: Goodput | CellFailed | None, other: Goodput | CellFailed | None) -> Ratio | None:
+    """Seed by seed; None where one failed, has no seed in common, or the other meets its SLO at no rate."""
+    if not isinstance(ours, Goodput) or not isinstance(other, Goodput):
+        return None
+    rates = {one.seed: one.rate for one in other.seeds}
+    pairs = [(one.rate, rates[one.seed]) for one in ours.seeds if one.seed in rates]
+    if not pairs or not all(rate for _, rate in pairs):
+        return None
+    ratios = tuple(rate / others for rate, others in pairs)
+    spread = confidence(ratios)
+    return Ratio(fmean(ratios), max(0.0, fmean(ratios) - spread), fmean(ratios) + spread, ratios)
