@@ -66,7 +66,7 @@ def _range(found: Found, figure: Figure) -> str:
         for name in shown
     )
     return (
-        f"First seed: {nominal:.2f}; over the {count} constants that were run **{ratios[low]:.2f}** "
+        f"First seed: {nominal:.2f}; of {count} constants that were run: **{ratios[low]:.2f}** "
         f"(`{low[0]}` x {low[1]:g}) to **{ratios[high]:.2f}** (`{high[0]}` x {high[1]:g}). "
         f"Times {FACTORS[0]} and {FACTORS[1]}: {each}."
     )

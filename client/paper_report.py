@@ -145,7 +145,7 @@ def _extras(extras: list[Extra]) -> Iterator[str]:
     yield ""
     for extra in extras:
         if not is_close_extra(extra):
-            yield f"- {extra.name}: best explanation found: {NOTES.get(extra.name, 'none.')}"
+            yield f"- {extra.name}: {NOTES.get(extra.name, 'not explained.')}"
     yield ""
 
 

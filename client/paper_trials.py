@@ -77,12 +77,11 @@ class Bench:
 
     folder: Path
     profiles: dict[str, str]
-    """Of nominal devices, by device and model joined by a blank."""
+    """By device and model joined by a blank."""
 
     def cell(self, system: System, setting: Setting, budget: int | None = None, moved: str = "") -> Cell:
-        profile = self.profiles.get(f"{device_of(system, setting)} {setting.model}")
-        cell = cell_of(system, setting, budget, profile)
-        return msgspec.structs.replace(cell, device=device_of(system, setting, moved))
+        profile = self.profiles.get(f"{device_of(system, setting, moved)} {setting.model}")
+        return cell_of(system, setting, budget, profile, moved)
 
     def changed(self, cell: Cell, name: str, change: str) -> Cell:
         assert cell.tbt_ms is not None
@@ -192,8 +191,10 @@ class SingleFound:
 
 
 def bench_of(study: Study) -> Bench:
-    devices = ((System.MUXWISE, setting) for setting in (AGENT_8B, AGENT_70B, SHAREGPT_8B))
-    named = [(device_of(system, setting), setting.model) for system, setting in devices]
+    settings = (AGENT_8B, AGENT_70B, SHAREGPT_8B)
+    devices = [(setting, "") for setting in settings]
+    devices += [(setting, SLOW_HOST) for setting in settings[:2]]
+    named = [(device_of(System.MUXWISE, setting, moved), setting.model) for setting, moved in devices]
     profiles = {f"{device} {model}": study.profile_of(device, model) for device, model in named}
     return Bench(study.folder, profiles)
 
