@@ -129,7 +129,7 @@ def _report(study: Study, entries: list[Entry], html: Path | None, json_file: Pa
     from rich.console import Console
 
     console = Console()
-    for table in compare_report.tables(study, entries):
+    for table in compare_report.tables(study, entries, console):
         console.print(table)
     for note in compare_report.notes(study, entries):
         console.print(note, markup=False, highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from muxk.client.quantiles import pooled, quantile_ms
 from muxk.policies.problems import visible
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 VERSION = 1
@@ -129,8 +131,8 @@ def _cut(text: str) -> str:
     return shown if len(shown) <= REASON_MAX else f"{shown[: REASON_MAX - 3]}..."
 
 
-def tables(study: Study, entries: Sequence[Entry]) -> Iterator[Table]:
-    """Two for each workload: goodput, and what was measured at the rates."""
+def tables(study: Study, entries: Sequence[Entry], console: Console) -> Iterator[Table]:
+    """For each workload: goodput, and what was measured at the rates."""
     from rich.table import Table
 
     for workload in study.workloads:
@@ -147,10 +149,24 @@ def tables(study: Study, entries: Sequence[Entry]) -> Iterator[Table]:
             made.add_row(visible(entry.contender.label), str(gpus_of(entry)), *words)
         if study.goals:
             yield made
-        yield _rates_table(workload, of_workload)
+        yield from _rates_tables(workload, of_workload, console)
 
 
+WIDE = 10_000
+"""Characters: more than any table takes."""
 COLUMNS = ("TTFT P50", "P99", "TBT P50", "P99", "max", "over SLO", "KV hits", "idle", "strict", "joint")
+
+
+def _rates_tables(workload: str, entries: Sequence[Entry], console: Console) -> Iterator[Table]:
+    """One; where the console is too narrow for it, one for each rate, with a line for each figure."""
+    from rich.measure import Measurement
+
+    wide = _rates_table(workload, entries)
+    if Measurement.get(console, console.options.update(width=WIDE), wide).maximum <= console.width:
+        yield wide
+        return
+    for rate in dict.fromkeys(at.rate for entry in entries for at in entry.at):
+        yield _table_at(rate, workload, entries)
 
 
 def _rates_table(workload: str, entries: Sequence[Entry]) -> Table:
@@ -165,6 +181,20 @@ def _rates_table(workload: str, entries: Sequence[Entry]) -> Table:
                 if at.rate == rate:
                     made.add_row(f"{rate:g}", visible(entry.contender.label), *cells_of(at))
         made.add_section()
+    return made
+
+
+def _table_at(rate: float, workload: str, entries: Sequence[Entry]) -> Table:
+    """A column for each contender, whose name folds."""
+    from rich.table import Table
+
+    made = Table(title=f"{visible(workload)}: at {rate:g}/s", title_justify="left")
+    found = [(entry, at) for entry in entries for at in entry.at if at.rate == rate]
+    made.add_column("")
+    for entry, _ in found:
+        made.add_column(visible(entry.contender.label), overflow="fold")
+    for name, *values in zip_longest(COLUMNS, *(cells_of(at) for _, at in found), fillvalue=""):
+        made.add_row(name, *values)
     return made
 
 

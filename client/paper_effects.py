@@ -93,11 +93,10 @@ def effects(subject: Subject, constants: Sequence[str]) -> dict[str, float]:
 
 def _probes(subject: Subject, profile: GpuProfile, shape: ModelShape, lengths: Lengths) -> Probes:
     """Times of typical items of a system, and the pages of its pool."""
-    tp = parse_gpu(device_of(subject.system, subject.setting)).tp
-    items = _Items(RooflineCost(profile, shape, tp), profile, lengths)
-    devices = parse_gpu(device_of(subject.system, subject.setting)).devices
-    rows = items.rows(subject.rate / max(1, devices // 2))
-    found = {"pages": float(kv_pages(profile, shape, tp))}
+    choice = parse_gpu(device_of(subject.system, subject.setting))
+    items = _Items(RooflineCost(profile, shape, choice.tp), profile, lengths)
+    rows = items.rows(subject.rate / max(1, choice.devices // 2))
+    found = {"pages": float(kv_pages(profile, shape, choice.tp))}
     match subject.system:
         case System.CHUNKED:
             chunk = max(1, subject.budget - rows)

@@ -17,8 +17,6 @@ BUDGETS = (256, 512, 1024, 2048)
 """Token budgets that chunked prefill is tuned over, for each model and workload."""
 STATIC = (("borrow", "false"),)
 """Static disaggregation of the paper (SGLang-PD): one instance for prefill, one for decode."""
-
-
 EVALUATED = (("max_prefill", "5s"),)
 """As LoongServe was evaluated; its code's default is shorter."""
 
@@ -99,10 +97,6 @@ FIGURES = (
 )
 AT_LEAST = (7,)
 """Rows whose figure is a bound: more is met too."""
-
-
-SEEDS_OF: Mapping[tuple[Setting, System], int] = {}
-"""Systems with fewer seeds than asked for, whose runs take long."""
 
 
 def device_of(system: System, setting: Setting, moved: str = "") -> str:

@@ -17,7 +17,7 @@ from muxk.client.experiments import FACTOR, CellFailed, Lab, Sought
 from muxk.client.goodput import Goodput, Search, combine, confidence
 from muxk.client.paper_effects import Subject
 from muxk.client.paper_moves import Moved, run_moves, subjects_moved, wanted
-from muxk.client.paper_rows import BUDGETS, FIGURES, SEEDS_OF, Figure, Setting, System, cell_of, device_of
+from muxk.client.paper_rows import BUDGETS, FIGURES, Figure, Setting, System, cell_of, device_of
 
 LOWEST = 12.0
 """A system that fails at the rate where its search begins divided by this counts as one that never meets."""
@@ -114,10 +114,10 @@ class Study:
                 self._cell(pair[1], pair[0], found),
                 Goal.STRICT,
                 near(goodput.rate, self.tolerance),
-                self.seeds[PIONEERS : SEEDS_OF.get(pair)],
+                self.seeds[PIONEERS:],
             )
             for pair, goodput in first.items()
-            if isinstance(goodput, Goodput) and goodput.rate and self.seeds[PIONEERS : SEEDS_OF.get(pair)]
+            if isinstance(goodput, Goodput) and goodput.rate and self.seeds[PIONEERS:]
         }
         for pair, more in zip(again, self.lab.goodputs(list(again.values())), strict=True):
             before = first[pair]

@@ -32,7 +32,7 @@ def table(tuning: Tuning, scores: Sequence[Score]) -> Table:
     names = [name for name, _ in scores[0].settings]
     goal = f"{tuning.by.value} goodput" if tuning.by.is_goodput else f"{tuning.by.value} at {tuning.rate:g}/s"
     for column in (*map(visible, names), f"{goal}, {tuning.by.unit}", "95 %", "runs of"):
-        made.add_column(column)
+        made.add_column(column, overflow="fold")
     for score in scores:
         made.add_row(*(visible(value) for _, value in score.settings), *_value(score), str(score.requests))
     return made

@@ -30,8 +30,8 @@ spec: {extends: chunked, slice: {tokens: 256, fuse: decode}}
 """
 
 
-def compare(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ["compare", *arguments], env={"COLUMNS": "200"})
+def compare(*arguments: str, columns: int = 200) -> Result:
+    return CliRunner().invoke(build_app(), ["compare", *arguments], env={"COLUMNS": str(columns)})
 
 
 class Tags(HTMLParser):
@@ -158,6 +158,22 @@ def children_of(pid: int) -> list[int]:
         if int(after_name[1]) == pid:
             found.append(int(path.parent.name))
     return found
+
+
+def test_a_narrow_terminal_shows_every_figure_whole(tmp_path: Path) -> None:
+    arguments = (
+        *("chunked:budget=512", "chunked:budget=256", "--workload", str(short_requests(tmp_path))),
+        *("--kv-tokens", "600000", "--rate", "8", "--requests", "6", "--seeds", "1", "--tolerance", "0.5"),
+        *("--goal", "strict", "--tbt", "50ms", "--jobs", "1", "--cache", str(tmp_path / "kept")),
+    )
+    wide, narrow = compare(*arguments), compare(*arguments, columns=80)
+    assert wide.exit_code == narrow.exit_code == 0, wide.output + narrow.output
+    rows = [line.split("│")[3:-1] for line in wide.output.splitlines() if line.startswith("│ 8 ")]
+    figures = [cell.strip() for row in rows for cell in row]
+    assert len(figures) == 20
+    shown = [cell.strip() for line in narrow.output.splitlines() for cell in line.split("│")]
+    assert [figure for figure in figures if figure not in shown] == []
+    assert max(map(len, narrow.output.splitlines())) <= 80
 
 
 def test_a_contender_has_settings_and_a_device_of_its_own(tmp_path: Path) -> None:
