@@ -55,12 +55,12 @@ def main() -> None:
         bench = bench_of(study)
         tried = [] if given.no_trials else run_trials(study, found, bench)
         single = [] if given.no_trials else run_singles(study, bench)
-        given.out.write_text(report(study, found, more, tried, single), encoding="utf-8")
+        given.out.write_text(report(study, found, more, tried, single, given.version), encoding="utf-8")
         say(f"wrote {given.out}")
         if not given.no_moves:
             constants = given.constants.split(",") if given.constants else movable()
             study.move_constants(found, off_figures(found), constants)
-            given.out.write_text(report(study, found, more, tried, single), encoding="utf-8")
+            given.out.write_text(report(study, found, more, tried, single, given.version), encoding="utf-8")
             say(f"wrote {given.out} again, with how far figures move")
 
 

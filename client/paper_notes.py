@@ -8,19 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+EDITION_VERSION = "99d86ab"
+"""`--version` of the runs that the notes are about."""
 EDITION = """
 This edition: runs of the kernel, actors, policies and profiles of commit 99d86ab. Since then the rule of a
 stable queue (the mean over the last quarter of the arrivals, and no longer the last arrival alone) and
 LoongServe's plan (macro-iterations, several groups that pause) have changed, so that a run of a later tree
-gives other digits. With that commit and the `client/` of this page, `make paper ARGS="--rows 1,2,3,4,6,7"`
-makes it again: some 1,300 runs, over 4 hours of one core that other work shared; a store that is kept lets
-it go on where it stopped. OpenThoughts (row 5) was not run: until its queue and its KV pool are steady it
-takes some 600 requests of 8,000 tokens, several minutes a run, and a shorter one finds that every rate is
+gives other digits. With that commit and the `client/` of this page,
+`make paper ARGS="--rows 1,2,3,4,6,7 --version 99d86ab"` makes it again: some 1,300 runs, over 4 hours of
+one core that other work shared; a store that is kept lets it go on where it stopped. OpenThoughts (row 5)
+was not run: until its queue and its KV pool are steady it takes some 600 requests of 8,000 tokens, several
+minutes a run, and a shorter one finds that every rate is
 met. Runs have 120 (LooGLE) to 600 (ShareGPT) requests. With 240 of Tool & Agent the 5 % of prompt tokens
 that may wait are one prompt of 103k tokens, so that which prompt comes last decides much of rows 1 and 2:
 seeds of one system differ by up to a factor of 2.5.
 """
 """How the page that stands in the repository was made. To be written anew with it, as the notes are."""
+OTHER_EDITION = """
+This edition: runs of code version {version}. The explanations below were written for runs of 99d86ab, and
+their figures are of those.
+"""
+
+
+def edition(version: str) -> str:
+    """What runs of this version of the code are told of."""
+    return EDITION if version == EDITION_VERSION else OTHER_EDITION.format(version=version)
+
 
 NOTES: Mapping[str, str] = {
     "8B, 8xA100, toolagent, TBT 50 ms: chunked": (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from muxk.client.goodput import Goodput
 from muxk.client.paper_extras import Extra
-from muxk.client.paper_notes import EDITION, NOTES
+from muxk.client.paper_notes import NOTES, edition
 from muxk.client.paper_off import off_section
 from muxk.client.paper_rows import AT_LEAST, FIGURES, Figure
 from muxk.client.paper_study import Found, Study
@@ -33,13 +33,18 @@ disaggregation as TP4 + TP4.
 
 
 def report(
-    study: Study, found: Found, extras: list[Extra], tried: list[TrialFound], single: list[SingleFound]
+    study: Study,
+    found: Found,
+    extras: list[Extra],
+    tried: list[TrialFound],
+    single: list[SingleFound],
+    version: str,
 ) -> str:
-    """The whole document."""
+    """The whole document; `version` of the code that ran."""
     lines = [
         HEAD.format(close=CLOSE, seeds=", ".join(map(str, study.seeds)), tolerance=study.tolerance),
         *_verdict(found, extras),
-        EDITION,
+        edition(version),
         *_ratios(found),
         *_extras(extras),
         *_goodputs(found),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from muxk.client.cells import opened_policy
 from muxk.client.experiments import CellFailed
 from muxk.client.goodput import Goodput, Limit, Search, SeedGoodput, combine, search_rate
 from muxk.client.paper_effects import Subject, effects, movable
 from muxk.client.paper_moves import Moved, wanted
+from muxk.client.paper_notes import EDITION, EDITION_VERSION, edition
 from muxk.client.paper_off import off_section
 from muxk.client.paper_report import is_close, may_be_close, off_figures
 from muxk.client.paper_rows import AGENT_8B, FIGURES, SHAREGPT_8B, System
@@ -108,3 +111,12 @@ def test_every_trial_is_a_policy_that_compiles_and_differs_from_the_one_that_shi
     for cell in cells:
         policy = opened_policy(cell).policy
         assert policy.tbt_slo_ns == round((cell.tbt_ms or 0) * 1e6)
+
+
+def test_runs_of_other_code_are_not_said_to_be_those_of_the_page_in_the_repository() -> None:
+    page = Path(__file__).parents[2] / "docs" / "paper.md"
+    assert edition(EDITION_VERSION) == EDITION
+    assert EDITION.strip() in page.read_text("utf-8")
+    other = edition("0123abcd")
+    assert "0123abcd" in other
+    assert EDITION.strip().splitlines()[0] not in other
