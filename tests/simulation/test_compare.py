@@ -18,6 +18,7 @@ from muxk.client.charts import Bar, Curve, Stack, bars, curves, stacks
 from muxk.client.cli import build_app
 from muxk.client.contenders import Contender, ContenderError, parse_contender
 from muxk.client.quantiles import pooled, quantile_ms
+from processes import ends
 from study_data import short_requests
 from typer.testing import CliRunner, Result
 
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_the_command_and_every_process_that_it_started(tmp_path: Pat
         process.communicate()
     assert process.returncode == 130
     assert said.strip() == "muxk: stopped"
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert all(ends(child) for child in children)
 
 
 def _heed_ctrl_c() -> None:
