@@ -60,7 +60,14 @@ class Actor:
     Accepts: ClassVar[Any]
 
     context: Context
-    """Set by the runtime before `started`."""
+    """Set by `bind`."""
+
+    def bind(self, context: Context) -> None:
+        """The runtime calls it before `started`. The verbs that are used most are the context's own from then
+        on, which saves a call each time."""
+        self.context = context
+        self.now_ns = context.now_ns  # type: ignore[method-assign]
+        self.send = context.send  # type: ignore[method-assign]
 
     def started(self) -> None:
         """Called once, before the first message."""

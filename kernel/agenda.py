@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from muxk.kernel.actor import Message
@@ -33,14 +34,21 @@ class VirtualInbox:
 
     name: str
     child: Child
+    handlers: dict[type[Message], Callable[[Any], None]]
+    """Of the child."""
     decode: Callable[[bytes], Message]
     bound: int
     is_open: bool = True
     depth: int = 0
 
 
+Sent = tuple[int, VirtualInbox, Message, "bytes | None"]
+"""A message for the present moment: its sequence, the generation it is for, itself, and its encoded form, which
+is what arrives (None where `encode_every` skips it)."""
+
+
 class Delivery(msgspec.Struct, eq=False):
-    """One entry of an agenda."""
+    """One entry of the heap."""
 
     target: str
     inbox: VirtualInbox | None
@@ -73,8 +81,8 @@ class Agenda:
         self.sequence = 0
         """Of the last delivery that was added."""
         self._jitter = jitter
-        self._due: deque[tuple[int, Delivery]] = deque()
-        """What was added for the present moment, with its sequence. Empty with jitter."""
+        self._due: deque[Sent] = deque()
+        """What was sent for the present moment. Empty with jitter."""
         self._heap: list[tuple[int, int, int, Delivery]] = []
         self._timers: dict[int, Delivery] = {}
         self._cancelled = 0
@@ -85,13 +93,13 @@ class Agenda:
         """Cancelled ones that lie about included."""
         return len(self._due) + len(self._heap)
 
-    def add_now(self, sender: str, delivery: Delivery) -> None:
-        """Behind all that was added for this moment before."""
-        if self._jitter is not None:
-            self.add(self.now_ns, sender, delivery)
-            return
-        self.sequence += 1
-        self._due.append((self.sequence, delivery))
+    def send(self, sender: str, inbox: VirtualInbox, message: Message, frame: bytes | None) -> None:
+        """Behind all that was sent for this moment before."""
+        if self._jitter is None:
+            self.sequence += 1
+            self._due.append((self.sequence, inbox, message, frame))
+        else:
+            self.add(self.now_ns, sender, Delivery(inbox.name, inbox, None, message, frame, queued=True))
 
     def add(self, at_ns: int, sender: str, delivery: Delivery) -> int:
         """Its sequence, by which it can be cancelled if it has an owner."""
@@ -102,21 +110,28 @@ class Agenda:
             self._timers[self.sequence] = delivery
         return self.sequence
 
-    def take_now(self) -> Delivery | None:
-        """The next one of the present moment that somebody is to see."""
+    def take_sent(self) -> Sent | None:
+        """The next message of the present moment, unless a timer comes before it."""
         due, heap = self._due, self._heap
-        while due or (heap and heap[0][0] <= self.now_ns):
-            # A timer that was set before, for this moment, comes first.
-            if due and not (heap and heap[0][0] <= self.now_ns and heap[0][2] < due[0][0]):
-                delivery = due.popleft()[1]
-            else:
-                delivery = self._pop()
+        if not due:
+            return None
+        # A timer that was set before, for this moment, comes first.
+        while heap and heap[0][0] <= self.now_ns and heap[0][2] < due[0][0]:
+            if not heap[0][3].void:
+                return None
+            self._pop()
+        return due.popleft()
+
+    def take_timer(self) -> Delivery | None:
+        """The next one of the heap that is due now and that somebody is to see, after `take_sent` found none."""
+        while self._heap and self._heap[0][0] <= self.now_ns:
+            delivery = self._pop()
             if not delivery.void:
                 return delivery
         return None
 
     def next_ns(self) -> int | None:
-        """When the next one is due, after `take_now` found no more."""
+        """When the next one is due, after `take_sent` and `take_timer` found no more."""
         while self._heap and self._heap[0][3].void:
             self._pop()
         return self._heap[0][0] if self._heap else None
@@ -125,11 +140,6 @@ class Agenda:
         """There is one that is due until then."""
         next_ns = self.now_ns if self._due else self.next_ns()
         return next_ns is not None and (until_ns is None or next_ns <= until_ns)
-
-    def take_next(self) -> Delivery:
-        """After `next_ns` said that there is one; its time is the present then."""
-        self.now_ns = self._heap[0][0]
-        return self._pop()
 
     def _pop(self) -> Delivery:
         at_ns, _, sequence, delivery = heapq.heappop(self._heap)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +266,15 @@ class RealtimeRuntime:
         """Integer nanoseconds of the monotonic clock."""
         return time.monotonic_ns()
 
-    def send(self, owner: Inbox, ref: Ref[Any], message: Message) -> None:
+    def sender(self, owner: Inbox) -> Callable[[Ref[Any], Message], None]:
+        return partial(self._send, owner.name)
+
+    def _send(self, sender: str, ref: Ref[Any], message: Message) -> None:
         inbox = self._inboxes.get(ref.name)
         if inbox is None:
             self._send_out(ref, message)
         else:
-            self._push(owner.name, inbox, message)
+            self._push(sender, inbox, message)
 
     def _send_out(self, ref: Ref[Any], message: Message) -> None:
         if ref.name != INGRESS_NAME or self._ingress is None:

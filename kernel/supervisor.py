@@ -259,7 +259,7 @@ class Supervisor:
         return Child(spec, self._generation, actor, handlers)
 
     def _adopt(self, child: Child) -> None:
-        child.actor.context = self._mailboxes.open_inbox(child)
+        child.actor.bind(self._mailboxes.open_inbox(child))
         self._children[child.name] = child
 
     def _begin(self, child: Child) -> None:

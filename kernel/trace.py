@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 TRACE_RECORDS = 4096
@@ -43,7 +44,8 @@ class Trace:
     def __init__(self, records: int = TRACE_RECORDS, *, hashed: bool = False) -> None:
         assert records >= 1
         self._ring: deque[tuple[int, str, str, str, Any]] = deque(maxlen=records)
-        self._append = self._ring.append
+        self.keep: Callable[[tuple[int, str, str, str, Any]], None] = self._ring.append
+        """`record` of its arguments as one tuple: for runtimes, which record several times a message."""
         self._hash = hashlib.blake2b(digest_size=16) if hashed else None
 
     @property
@@ -52,7 +54,7 @@ class Trace:
 
     def record(self, at_ns: int, kind: str, actor: str, name: str, detail: Any = None) -> None:
         """Keep one record; `detail` must not change afterwards. Safe from any thread."""
-        self._append((at_ns, kind, actor, name, detail))
+        self.keep((at_ns, kind, actor, name, detail))
 
     def recent(self, count: int) -> list[Record]:
         """The last `count` records, oldest first."""
@@ -62,8 +64,7 @@ class Trace:
     def mix(self, at_ns: int, receiver: str, payload: bytes) -> None:
         """Add one delivery to the hash; without `hashed` it does nothing."""
         if self._hash is not None:
-            self._hash.update(f"{at_ns} {receiver} {len(payload)} ".encode())
-            self._hash.update(payload)
+            self._hash.update(b"%d %b %d %b" % (at_ns, receiver.encode(), len(payload), payload))
 
     @property
     def hash(self) -> str:

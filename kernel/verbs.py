@@ -16,7 +16,8 @@ class Verbs(Protocol[Owner_contra]):
 
     def now_ns(self) -> int: ...
 
-    def send(self, owner: Owner_contra, ref: Ref[Any], message: Message) -> None: ...
+    def sender(self, owner: Owner_contra) -> Callable[[Ref[Any], Message], None]:
+        """What sends for an actor: each message goes through it."""
 
     def send_after(self, owner: Owner_contra, delay_ns: int, ref: Ref[Any], message: Message) -> Timer: ...
 
@@ -34,16 +35,13 @@ class Verbs(Protocol[Owner_contra]):
 class ActorContext(Generic[Owner]):
     """`actor.Context` of one generation of one actor."""
 
-    __slots__ = ("_owner", "_runtime", "_send", "now_ns")
+    __slots__ = ("_owner", "_runtime", "now_ns", "send")
 
     def __init__(self, runtime: Verbs[Owner], owner: Owner) -> None:
         self._runtime = runtime
         self._owner = owner
-        self._send = runtime.send
+        self.send = runtime.sender(owner)
         self.now_ns = runtime.now_ns
-
-    def send(self, ref: Ref[Any], message: Any) -> None:
-        self._send(self._owner, ref, message)
 
     def send_after(self, delay_ns: int, ref: Ref[Any], message: Any) -> Timer:
         return self._runtime.send_after(self._owner, delay_ns, ref, message)

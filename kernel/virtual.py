@@ -73,7 +73,7 @@ class VirtualRuntime:
         """
         assert encode_every >= 1
         self._trace = trace
-        self._hashed = trace.hashed
+        self._hashed, self._keep = trace.hashed, trace.keep
         self._agenda = Agenda(random.Random(seed) if jitter else None)
         self._egress = egress
         self._encode_every = encode_every
@@ -88,6 +88,7 @@ class VirtualRuntime:
         self._idle_due_ns = 0
         self._idle_wanted = False
         self._started = False
+        self._send_of_device = self.sender(DEVICE)
         self.stop_reason: str | None = None
         """Why the run ended, or None while it goes on."""
 
@@ -151,7 +152,8 @@ class VirtualRuntime:
     # What the supervisor calls.
 
     def open_inbox(self, child: Child) -> Context:
-        inbox = VirtualInbox(child.name, child, codec.decoder(child.spec.actor_class), child.spec.inbox_bound)
+        decode = codec.decoder(child.spec.actor_class)
+        inbox = VirtualInbox(child.name, child, child.handlers, decode, child.spec.inbox_bound)
         self._inboxes[child.name] = inbox
         return ActorContext(self, inbox)
 
@@ -166,31 +168,41 @@ class VirtualRuntime:
 
     def _run(self, until_ns: int | None, max_events: int | None) -> int:
         self.start()
+        agenda = self._agenda
         handled = 0
         while self.stop_reason is None:
-            if handled == max_events and self._agenda.is_busy(until_ns):
-                raise StillBusy(f"still busy after {max_events} events, at {self._agenda.now_ns} ns")
-            delivery = self._take(until_ns)
-            if delivery is None:
-                break
-            self._handle(delivery)
+            if handled == max_events and agenda.is_busy(until_ns):
+                raise StillBusy(f"still busy after {max_events} events, at {agenda.now_ns} ns")
+            sent = agenda.take_sent()
+            if sent is not None:
+                _, inbox, message, frame = sent
+                if not inbox.is_open:
+                    continue
+                inbox.depth -= 1
+                self._deliver(inbox, message, frame)
+            else:
+                delivery = agenda.take_timer()
+                if delivery is not None:
+                    self._handle(delivery)
+                elif self._let_time_pass(until_ns):
+                    continue
+                else:
+                    break
             handled += 1
         return handled
 
-    def _take(self, until_ns: int | None) -> Delivery | None:
-        """The next one that is due until then; calls `idle()` first, where time is about to pass."""
+    def _let_time_pass(self, until_ns: int | None) -> bool:
+        """To the moment of the next delivery, after a look at the actors; False when there is none until then."""
         agenda = self._agenda
-        delivery = agenda.take_now()
-        if delivery is not None:
-            return delivery
         next_ns = agenda.next_ns()
         # Nothing can change until next_ns: a good time to check, but not too often.
         if self._idle_wanted and (next_ns is None or agenda.now_ns >= self._idle_due_ns):
             self._idle()
-            return self._take(until_ns) if self.stop_reason is None else None
+            return True
         if next_ns is None or (until_ns is not None and next_ns > until_ns):
-            return None
-        return agenda.take_next()
+            return False
+        agenda.now_ns = next_ns
+        return True
 
     def _idle(self) -> None:
         self._idle_wanted = False
@@ -199,30 +211,31 @@ class VirtualRuntime:
         self._settle()
 
     def _handle(self, delivery: Delivery) -> None:
+        """One of the heap."""
         inbox = delivery.inbox or self._inboxes[delivery.target]
         inbox.depth -= delivery.queued
-        self._idle_wanted = True
         if delivery.failure is not None:
+            self._idle_wanted = True
             self._supervisor.crash(inbox.child, delivery.failure, None)
+            self._settle()
         elif inbox.is_open:
-            message = delivery.message
-            self._note(inbox, delivery)
-            try:
-                arrived = message if delivery.frame is None else inbox.decode(delivery.frame)
-                inbox.child.handlers[type(message)](arrived)
-            except Exception as error:
-                self._supervisor.crash(inbox.child, error, message)
+            self._deliver(inbox, delivery.message, delivery.frame)
+
+    def _deliver(self, inbox: VirtualInbox, message: Message, frame: bytes | None) -> None:
+        self._idle_wanted = True
+        message_type = type(message)
+        now_ns, name = self._agenda.now_ns, message_type.__name__
+        if self._hashed:
+            self._trace.mix(now_ns, inbox.name, frame or name.encode())
+        # Of a large message the name alone: the ring keeps what it is given.
+        large = frame is not None and len(frame) > DETAIL_BYTES
+        self._keep((now_ns, "handled", inbox.name, name, None if large else message))
+        try:
+            inbox.handlers[message_type](message if frame is None else inbox.decode(frame))
+        except Exception as error:
+            self._supervisor.crash(inbox.child, error, message)
         if self._failures or self.stop_reason is not None:
             self._settle()
-
-    def _note(self, inbox: VirtualInbox, delivery: Delivery) -> None:
-        """Of a large message the size alone: the ring keeps what it is given."""
-        message, frame = delivery.message, delivery.frame
-        name = type(message).__name__
-        if self._hashed:
-            self._trace.mix(self._agenda.now_ns, inbox.name, frame or name.encode())
-        large = frame is not None and len(frame) > DETAIL_BYTES
-        self._trace.record(self._agenda.now_ns, "handled", inbox.name, name, None if large else message)
 
     def _settle(self) -> None:
         """After a handler: crash who overflowed, and stop the children when the run is over."""
@@ -233,21 +246,26 @@ class VirtualRuntime:
 
     # What actors and devices call, through kernel/verbs.py.
 
-    def send(self, owner: VirtualInbox | Ref[Any], ref: Ref[Any], message: Message) -> None:
-        """Each message goes through here: kept short in calls."""
-        inbox = self._inboxes.get(ref.name)
-        if inbox is None:
-            self._send_out(owner.name, ref, message)
-            return
-        if type(message) not in inbox.child.handlers:
-            raise _not_accepted(inbox, message)
-        if not inbox.is_open or inbox.depth >= inbox.bound:
-            self._drop(owner.name, inbox, message)
-            return
-        inbox.depth += 1
-        delivery = Delivery(inbox.name, inbox, None, message, self._frame(message), queued=True)
-        self._agenda.add_now(owner.name, delivery)
-        self._trace.record(self._agenda.now_ns, "sent", owner.name, type(message).__name__, inbox.name)
+    def sender(self, owner: VirtualInbox | Ref[Any]) -> Callable[[Ref[Any], Message], None]:
+        """What it returns is kept short in calls: each message goes through it."""
+        agenda, inboxes, keep, sender = self._agenda, self._inboxes, self._keep, owner.name
+
+        def send(ref: Ref[Any], message: Message) -> None:
+            inbox = inboxes.get(ref.name)
+            if inbox is None:
+                self._send_out(sender, ref, message)
+                return
+            message_type = type(message)
+            if message_type not in inbox.handlers:
+                raise _not_accepted(inbox, message)
+            if not inbox.is_open or inbox.depth >= inbox.bound:
+                self._drop(sender, inbox, message)
+                return
+            inbox.depth += 1
+            agenda.send(sender, inbox, message, self._frame(message))
+            keep((agenda.now_ns, "sent", sender, message_type.__name__, inbox.name))
+
+        return send
 
     def _drop(self, sender: str, inbox: VirtualInbox, message: Message) -> None:
         """Sent to one that has ended, or whose inbox is full, which is a crash of its own."""
@@ -257,7 +275,7 @@ class VirtualRuntime:
             self._trace.record(self._agenda.now_ns, "dropped", sender, type(message).__name__, inbox.name)
 
     def post(self, name: str, message: Message) -> None:
-        self.send(DEVICE, Ref(name), message)
+        self._send_of_device(Ref(name), message)
 
     def post_after(self, name: str, delay_ns: int, message: Message) -> Timer:
         inbox = self._inbox(name)
@@ -274,8 +292,9 @@ class VirtualRuntime:
             raise UnknownRef(ref.name)
         if not isinstance(message, SendFrame):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
-        self._trace.mix(self._agenda.now_ns, INGRESS_NAME, message.payload)
-        self._trace.record(self._agenda.now_ns, "sent", sender, type(message).__name__, INGRESS_NAME)
+        if self._hashed:
+            self._trace.mix(self._agenda.now_ns, INGRESS_NAME, message.payload)
+        self._keep((self._agenda.now_ns, "sent", sender, "SendFrame", INGRESS_NAME))
         if self._egress is not None:
             self._egress(message)
 
@@ -312,7 +331,7 @@ class VirtualRuntime:
 
 
 def _check_accepts(inbox: VirtualInbox, message: Message) -> None:
-    if type(message) not in inbox.child.handlers:
+    if type(message) not in inbox.handlers:
         raise _not_accepted(inbox, message)
 
 
