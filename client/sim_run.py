@@ -211,10 +211,9 @@ class _Simulator:
             for request in self._planned():
                 self._run_to(request.arrival_ns)
                 self._submit(request)
-                self._tell()
             while self._live:
                 self._run_to(self._now_ns() + STEP_NS)
-                self._tell()
+            self._tell()
         finally:
             self._close()
         self._run.wall.seconds = perf_counter() - began
@@ -256,6 +255,7 @@ class _Simulator:
             if self._recorder is not None:
                 self._recorder.write(self._recorder.take())
             self._check_progress()
+            self._tell()
 
     def _wait(self, at_ns: int) -> int:
         """One step towards a time."""
