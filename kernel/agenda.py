@@ -43,8 +43,8 @@ class VirtualInbox:
 
 
 Sent = tuple[int, VirtualInbox, Message, "bytes | None"]
-"""A message for the present moment: its sequence, the generation it is for, itself, and its encoded form, which
-is what arrives (None where `encode_every` skips it)."""
+"""A message for the present moment: its sequence, the generation it is for, itself, and its encoded form,
+which is what arrives (None where `encode_every` skips it)."""
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -123,7 +123,7 @@ class Agenda:
         return due.popleft()
 
     def take_timer(self) -> Delivery | None:
-        """The next one of the heap that is due now and that somebody is to see, after `take_sent` found none."""
+        """The next one of the heap that is due and that somebody is to see, after `take_sent` found none."""
         while self._heap and self._heap[0][0] <= self.now_ns:
             delivery = self._pop()
             if not delivery.void:

@@ -39,7 +39,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     job_id: int
     lane: int
-    phases: Sequence[PhaseCost]
+    phases: Sequence[tuple[float, float, float]]
+    """As in `PhaseCost`."""
     ready_ns: int
     launched_ns: int
     after: tuple[int, ...] = ()
@@ -178,18 +179,18 @@ class Timeline:
     def _plan_alone(self, job: Job, now_ns: int) -> None:
         """`_plan` of a new job beside which nothing runs: most decode steps."""
         job.started, job.start_ns = True, now_ns
+        log, bandwidth = job.log, self._sharing.bandwidth
         for phase, (alone_ns, moved, waits) in enumerate(job.phases):
-            rate = self._rate_alone(moved / alone_ns, waits)
-            job.log.append((now_ns, phase, alone_ns, rate))
+            demand = moved / alone_ns
+            rate = 1.0 if demand <= bandwidth else self._rate_alone(demand, waits)
+            log.append((now_ns, phase, alone_ns, rate))
             now_ns += math.ceil(alone_ns / rate)
         if now_ns < job.launched_ns:
-            job.log.append((now_ns, len(job.phases), 0.0, 1.0))
+            log.append((now_ns, len(job.phases), 0.0, 1.0))
             now_ns = job.launched_ns
         job.end_ns = now_ns
 
     def _rate_alone(self, demand: float, waits: float) -> float:
-        if demand <= self._sharing.bandwidth:
-            return 1.0
         [rate] = rates([demand], [waits], self._sharing)
         return rate
 

@@ -26,11 +26,13 @@ from muxk.kernel.work import (
     chunk_rows,
     int32_array,
     int32_bytes,
+    int32_values,
 )
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LOST = np.uint64(0xD1B54A32D192ED03)
 """Mixed in where a page does not hold what its row expects there."""
+LOST_VALUE = int(LOST)
 ONE = np.uint64(1)
 MIX_ONE, MIX_TWO = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -114,30 +116,44 @@ class TokenPool:
     def decode(self, work: DecodeWork) -> StepOutput:
         few = work.rows <= FEW_ROWS and work.sampling.greedy
         output = self._decode_few(work) if few else self._decode_many(work)
-        self._steps = {step: kept for step, kept in self._steps.items() if step >= work.step_id - KEPT_STEPS}
-        self._steps[work.step_id] = output.tokens
+        steps = self._steps
+        if len(steps) > KEPT_STEPS:
+            for step in [step for step in steps if step < work.step_id - KEPT_STEPS]:
+                del steps[step]
+        steps[work.step_id] = output.tokens
         return output
 
     def _decode_few(self, work: DecodeWork) -> StepOutput:
         """As `_decode_many`, of greedy rows."""
-        table, width = _integers(work.page_table), work.pages_per_row
-        tokens, positions = _integers(work.tokens).tolist(), _integers(work.positions).tolist()
-        if work.carried_rows:
-            kept = _integers(self._steps[work.after_step])
-            for row, source in zip(_integers(work.carried_rows), _integers(work.carried_from), strict=True):
-                tokens[row] = kept[source]
-        self._grow(max(positions) + 1)
-        sum_of, last_of, power_of, lost = self._sum_of, self._last_of, self._power_of, int(LOST)
+        table, width = memoryview(work.page_table).cast("i"), work.pages_per_row
+        positions = int32_values(work.positions)
+        longest = max(positions)
+        if longest >= len(self._powers):
+            self._grow(longest + 1)
+        sum_of, last_of, power_of = self._sum_of, self._last_of, self._power_of
         written, first = [], 0
-        for token, position in zip(tokens, positions, strict=True):
+        for token, position in zip(self._tokens_of(work), positions, strict=True):
             before = table[first + (position - 1) // PAGE_SIZE]
-            base = sum_of[before] if last_of[before] == position - 1 else sum_of[before] ^ lost
+            base = sum_of[before] if last_of[before] == position - 1 else sum_of[before] ^ LOST_VALUE
             total = base + (token + 1) * power_of[position] & WORD
             written.append((table[first + position // PAGE_SIZE], position, total))
             first += width
         for page, position, total in written:
             sum_of[page], last_of[page] = total, position
         return StepOutput(int32_bytes([self._token(_mixed(total)) for _, _, total in written]))
+
+    def _tokens_of(self, work: DecodeWork) -> Sequence[int]:
+        """The last token of each row of a step, which the step before may have sampled."""
+        rows, sources = work.carried_rows, work.carried_from
+        if not rows:
+            return int32_values(work.tokens)
+        kept = int32_values(self._steps[work.after_step])
+        if rows == sources and len(rows) == len(work.tokens):
+            return kept[: work.rows]  # the same rows, as most steps have them
+        tokens = list(int32_values(work.tokens))
+        for row, source in zip(int32_values(rows), int32_values(sources), strict=True):
+            tokens[row] = kept[source]
+        return tokens
 
     def _decode_many(self, work: DecodeWork) -> StepOutput:
         table = int32_array(work.page_table).reshape(work.rows, work.pages_per_row)
@@ -245,8 +261,3 @@ def _mixed(value: int) -> int:
     value = (value ^ (value >> 30)) * MIX_ONE & WORD
     value = (value ^ (value >> 27)) * MIX_TWO & WORD
     return value ^ (value >> 31)
-
-
-def _integers(column: bytes) -> memoryview[int]:
-    """The int32 behind column bytes, for access to single elements."""
-    return memoryview(column).cast("i")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from muxk.kernel.actor import Message, Ref, Timer
@@ -59,18 +60,10 @@ class ActorContext(Generic[Owner]):
 class Port:
     """`device.DevicePort` to an actor. A post belongs to the generation that lives when it is made."""
 
+    __slots__ = ("cancel", "now_ns", "post", "post_after")
+
     def __init__(self, runtime: Verbs[Any], name: str) -> None:
-        self._runtime = runtime
-        self._name = name
-
-    def now_ns(self) -> int:
-        return self._runtime.now_ns()
-
-    def post(self, message: Message) -> None:
-        self._runtime.post(self._name, message)
-
-    def post_after(self, delay_ns: int, message: Message) -> Timer:
-        return self._runtime.post_after(self._name, delay_ns, message)
-
-    def cancel(self, timer: Timer) -> None:
-        self._runtime.cancel(timer)
+        self.now_ns = runtime.now_ns
+        self.post = partial(runtime.post, name)
+        self.post_after = partial(runtime.post_after, name)
+        self.cancel = runtime.cancel

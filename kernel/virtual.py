@@ -192,7 +192,7 @@ class VirtualRuntime:
         return handled
 
     def _let_time_pass(self, until_ns: int | None) -> bool:
-        """To the moment of the next delivery, after a look at the actors; False when there is none until then."""
+        """To the next delivery, after a look at the actors; False when there is none until then."""
         agenda = self._agenda
         next_ns = agenda.next_ns()
         # Nothing can change until next_ns: a good time to check, but not too often.

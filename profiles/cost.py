@@ -54,6 +54,11 @@ class RooflineCost:
         self._heads = shape.heads // tp
         self._kv_heads = shape.kv_heads_of_one(tp)
         self._streams = elementwise_bytes(shape, tp)
+        # Of attention in one layer: of a token of context, and of a new token.
+        self._context_bytes, self._row_bytes = (
+            attention_bytes(shape, tp, 1, 0),
+            attention_bytes(shape, tp, 0, 1),
+        )
         self._kept: dict[tuple[int, int, int, int, int], _Kept] = {}
         self._decode_attention: dict[int, card.DecodeAttention] = {}
         """By units."""
@@ -64,8 +69,8 @@ class RooflineCost:
         Of a decode step the last two are with attention: they are short, and move little.
         """
         kept = self._by_tokens(load, units)
-        attention, layers = self.attention(load, units), load.layers
-        ns, moved = attention.ns * layers, attention.bytes * layers
+        ns, moved = self._attention(load, units)
+        ns, moved = ns * load.layers, moved * load.layers
         if load.chunk_tokens:
             return (_phase(ns, moved, kept.drawn), *kept.phases)
         return (_phase(ns + kept.others_ns, moved + kept.others_bytes, kept.drawn), kept.phases[0])
@@ -74,18 +79,18 @@ class RooflineCost:
         """When it runs alone."""
         return sum(phase.ns for phase in self.phases(load, units))
 
-    def attention(self, load: ItemLoad, units: int) -> PhaseCost:
-        """Of one layer: decode rows and the chunk's rows are kernels of their own."""
+    def _attention(self, load: ItemLoad, units: int) -> tuple[float, float]:
+        """ns and bytes of one layer: decode rows and the chunk's rows are kernels of their own."""
         ns = moved = 0.0
         if load.decode_rows:
             ns += self._decode_attention_on(units).ns(load.decode_rows, load.decode_context)
-            moved += attention_bytes(self.shape, self.tp, load.decode_context, load.decode_rows)
+            moved += self._context_bytes * load.decode_context + self._row_bytes * load.decode_rows
         if load.chunk_tokens:
             sums = (load.chunk_tokens, load.chunk_pairs, load.chunk_context)
             widths = (self._heads, self._kv_heads, self.shape.head_dim, units)
             ns += card.prefill_attention_ns(self.profile, *sums, *widths)
-            moved += attention_bytes(self.shape, self.tp, load.chunk_context, load.chunk_tokens)
-        return PhaseCost(ns, moved)
+            moved += self._context_bytes * load.chunk_context + self._row_bytes * load.chunk_tokens
+        return ns, moved
 
     def _decode_attention_on(self, units: int) -> card.DecodeAttention:
         found = self._decode_attention.get(units)

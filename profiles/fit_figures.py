@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
 from muxk.kernel.devices.sim_gpu import ItemLoad
 from muxk.profiles import gpu as card
 from muxk.profiles.cost import RooflineCost
@@ -101,6 +102,7 @@ def prefill_load(layers: int, new: int, reused: int = 0) -> ItemLoad:
 def fused_load(layers: int, rows: int, context: int, new: int, reused: int = 0) -> ItemLoad:
     """A decode step and a prompt's last chunk in one pass."""
     chunk = prefill_load(layers, new, reused)
-    return chunk._replace(
-        decode_rows=rows, decode_context=context, embedded=chunk.embedded + rows, sampled=chunk.sampled + rows
+    embedded, sampled = chunk.embedded + rows, chunk.sampled + rows
+    return msgspec.structs.replace(
+        chunk, decode_rows=rows, decode_context=context, embedded=embedded, sampled=sampled
     )

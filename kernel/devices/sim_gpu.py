@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 from muxk.kernel.actor import Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import DevicePort, ItemDone, Lane
+from muxk.kernel.noise import Noise, mixed
 from muxk.kernel.timeline import Job, PhaseCost, Timeline
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
@@ -35,10 +36,8 @@ from muxk.kernel.work import (
     int32_array,
 )
 
-WORD = (1 << 64) - 1
 
-
-class ItemLoad(NamedTuple):
+class ItemLoad(msgspec.Struct, frozen=True, gc=False):
     """What an item computes, in sums over its rows."""
 
     layers: int
@@ -153,7 +152,7 @@ class SimGpu:
         self._outputs: dict[int, tuple[StepOutput, StepOutput | None]] = {}
         self._posted: dict[int, _Posted] = {}
         self._host_free_ns = 0
-        self._seed = mixed(options.seed)
+        self._noise = Noise(options.noise, mixed(options.seed))
         self._port: DevicePort | None = None
 
     def splits(self) -> tuple[Split, ...]:
@@ -177,9 +176,10 @@ class SimGpu:
     def lane(self, phase: Phase, units: int) -> GpuLane:
         if units == self.units:
             phase = Phase.DECODE
-        if (phase, units) not in self._lanes:
-            self._lanes[phase, units] = self._make_lane(phase, units)
-        return self._lanes[phase, units]
+        lane = self._lanes.get((phase, units))
+        if lane is None:
+            lane = self._lanes[phase, units] = self._make_lane(phase, units)
+        return lane
 
     def _make_lane(self, phase: Phase, units: int) -> GpuLane:
         number = len(self._lanes)
@@ -196,12 +196,11 @@ class SimGpu:
         for ended in self._timeline.forget(now_ns):
             del self._outputs[ended], self._posted[ended]
         load = load_of(item, self.layers)
-        step = item.work if isinstance(item.work, DecodeWork) else item.decode
-        if self.width > 1 and self._spread is not None and step is not None:
-            load = load._replace(decode_context_most=self._spread.most_context(step))
-        factor = math.exp(self.options.noise * normal(self._seed, item.item_id))
+        if self.width > 1 and self._spread is not None:
+            load = self._spread.of(item, load)
+        factor = self._noise.factor(item.item_id)
         alone = self._cost.phases(load, len(lane.units))
-        phases = [PhaseCost(cost.ns * factor, cost.bytes, cost.waits) for cost in alone]
+        phases = [(ns * factor, moved, waits) for ns, moved, waits in alone]
         ready_ns, launched_ns = self._host_launch(load, now_ns)
         decode = None if item.decode is None else self._pool.decode(item.decode)
         self._outputs[item.item_id] = (self._run(item), decode)
@@ -288,6 +287,13 @@ class _Spread:
         self._step = 0
         self._share = 1.0
 
+    def of(self, item: Item, load: ItemLoad) -> ItemLoad:
+        """The load of an item, with what is on the device that has most of its decode step's context."""
+        step = item.work if isinstance(item.work, DecodeWork) else item.decode
+        if step is None:
+            return load
+        return msgspec.structs.replace(load, decode_context_most=self.most_context(step))
+
     def most_context(self, step: DecodeWork) -> int:
         """Tokens of a step's context on the device that has most of it."""
         if step.requests != self._requests or not 0 <= step.step_id - self._step < PAGE_SIZE:
@@ -336,19 +342,3 @@ def _probe_load(work: ProbeWork, count: int, layers: int) -> ItemLoad:
     pairs = attention_pairs((work.new_tokens,) * rows, (work.context_tokens,) * rows)
     context = tokens + rows * work.context_tokens
     return ItemLoad(count, 0, 0, rows, tokens, pairs, context, tokens, sampled)
-
-
-def normal(seed: int, number: int) -> float:
-    """A standard normal deviate from a mixed seed and a number (Box-Muller), the same in every process."""
-    first = mixed(seed ^ number)
-    second = mixed(first + 1)
-    uniform = (first + 1) / (WORD + 2)
-    return math.sqrt(-2.0 * math.log(uniform)) * math.cos(2.0 * math.pi * second / (WORD + 1))
-
-
-def mixed(value: int) -> int:
-    """A 64-bit finaliser (splitmix64)."""
-    value = (value + 0x9E3779B97F4A7C15) & WORD
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
-    return value ^ (value >> 31)

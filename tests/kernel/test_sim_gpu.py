@@ -12,7 +12,8 @@ import pytest
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import ItemDone
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions, load_of, mixed, normal
+from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions, load_of
+from muxk.kernel.noise import mixed, normals
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import (
     DecodeWork,
@@ -174,7 +175,7 @@ def test_noise_depends_on_the_seed_and_the_item_and_on_nothing_else() -> None:
 
 
 def test_noise_is_normal() -> None:
-    values = [normal(mixed(3), number) for number in range(20_000)]
+    values = normals(mixed(3), range(20_000))
     assert statistics.fmean(values) == pytest.approx(0.0, abs=0.03)
     assert statistics.stdev(values) == pytest.approx(1.0, abs=0.03)
     assert sum(abs(value) > 1.96 for value in values) / len(values) == pytest.approx(0.05, abs=0.01)
