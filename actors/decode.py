@@ -50,7 +50,7 @@ from muxk.kernel.messages import (
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.work import RowLogprobs, int32_array, int32_bytes
+from muxk.kernel.work import RowLogprobs, int32_bytes, int32_values
 
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
@@ -99,7 +99,7 @@ class Decode(Actor):
     def _add_rows(self, message: JoinDecode) -> list[EmittedRow]:
         logprobs = {found.row: (found,) for found in message.logprobs}
         joined = []
-        for place, token in enumerate(int32_array(message.tokens).tolist()):
+        for place, token in enumerate(int32_values(message.tokens)):
             row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
             prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
             joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
@@ -185,14 +185,14 @@ class Decode(Actor):
 
     def _take_step(self, message: DecodeStepDone) -> list[EmittedRow]:
         """Advance the rows of a step that ended."""
-        requests = self.state.flow.end(message.step_id, message.version, self.state.batch.rows)
+        batch = self.state.batch
+        requests = self.state.flow.end(message.step_id, message.version, batch.rows)
         logprobs = {found.row: (found,) for found in message.logprobs}
         emitted = self._held(message.step_id)
-        rows = self.state.batch.rows
-        for place, token in enumerate(int32_array(message.tokens).tolist()):
-            row = rows[requests[place]]
+        for place, token in enumerate(int32_values(message.tokens)):
+            row = batch.rows[requests[place]]
             if row.ending is None or row.ending.to_group is not None:
-                self.state.batch.advance(row, token)
+                batch.advance(row, token)
                 emitted.append(self._account(row, token, logprobs.get(place, ()), ()))
         self.state.steps += 1
         return emitted
@@ -236,13 +236,14 @@ class Decode(Actor):
 
     def _held(self, step_id: int) -> list[EmittedRow]:
         """First tokens that waited for the end of this step."""
-        held = self.state.held
+        if not (held := self.state.held):
+            return []
         self.state.held = [(step, row) for step, row in held if step > step_id]
         return [row for step, row in held if step <= step_id]
 
-    def _emit(self, emitted: list[EmittedRow]) -> None:
-        if emitted:
-            self.send(self._refs.tokenizer, TokensEmitted(tuple(emitted), self._refs.group))
+    def _emit(self, rows: list[EmittedRow]) -> None:
+        if rows:
+            self.send(self._refs.tokenizer, TokensEmitted(tuple(rows), self._refs.group))
 
     # --- steps ---
 
@@ -270,10 +271,17 @@ class Decode(Actor):
 
     def _settle(self) -> None:
         """Let go of ended rows, ask for pages, and make room when there are none."""
-        for row in [row for row in self.state.batch.rows.values() if row.ending is not None]:
+        ended, wanted = [], []
+        for row in self.state.batch.rows.values():
+            if row.ending is not None:
+                ended.append(row)
+            elif row.position + row.ahead >= row.grow_from and not row.growing:
+                wanted.append(row)
+        for row in ended:
             if row.steps == 0:
                 self._let_go(row)
-        self._grow()
+        if wanted:
+            self._grow(wanted)
 
     def _let_go(self, row: Row) -> None:
         ending = row.ending
@@ -293,17 +301,10 @@ class Decode(Actor):
 
     # --- pages ---
 
-    def _grow(self) -> None:
-        wanted = [
-            row
-            for row in self.state.batch.rows.values()
-            if row.ending is None and not row.growing and row.needs_page
-        ]
-        for row in wanted:
+    def _grow(self, rows: list[Row]) -> None:
+        for row in rows:
             row.growing = True
-        if wanted:
-            ids = tuple(row.request.request_id for row in wanted)
-            self.send(self._refs.kv_pool, GrowPages(ids))
+        self.send(self._refs.kv_pool, GrowPages(tuple(row.request.request_id for row in rows)))
 
     def on_pages_grown(self, message: PagesGrown) -> None:
         rows = self.state.batch.rows
@@ -341,8 +342,7 @@ class Decode(Actor):
 
     def on_stop_request(self, message: StopRequest) -> None:
         row = self.state.batch.rows.get(message.request_id)
-        if row is None:
-            # It ended by itself, or was just evicted: then it must not be computed again for nobody.
+        if row is None:  # it ended by itself, or was just evicted: nobody wants it to be computed again
             self.state.late_events += 1
             self._chase(message.request_id, 1)
             return

@@ -20,6 +20,8 @@ from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
 
 GROW_AHEAD_TOKENS = 8
 """A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
+NEVER = 1 << 62
+"""A position that no row comes to."""
 SAMPLING_DTYPE = np.dtype(
     [
         ("temperature", "<f4"),
@@ -56,27 +58,16 @@ class Row:
     ahead: int = 0
     """1 while a step with it is known to be on a lane: the next one has its token from there."""
     ending: Ending | None = None
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit its pages."""
-        return self.pages * PAGE_SIZE
-
-    @property
-    def next_position(self) -> int:
-        """Position whose KV the next step writes."""
-        return self.position + self.ahead
+    reach: int = 0
+    """The next step can take it while `position + ahead`, where that step writes, is less: then it has a slot
+    there, and goes on."""
+    grow_from: int = NEVER
+    """It needs a page from there on: it will soon be without a free slot, and is not near its end."""
 
     @property
     def fits(self) -> bool:
         """The next step has a slot to write to."""
         return self.slots_left > 0
-
-    @property
-    def needs_page(self) -> bool:
-        """It will soon be without a free slot, and is not near its end."""
-        last = self.request.prompt_tokens + self.request.params.max_tokens - 1
-        return self.capacity < last and self.capacity - self.next_position < GROW_AHEAD_TOKENS
 
     @property
     def goes_on(self) -> bool:
@@ -87,6 +78,13 @@ class Row:
     def slots_left(self) -> int:
         """Tokens that fit its pages behind those of steps on a lane."""
         return self.pages * PAGE_SIZE - self.position - self.ahead
+
+    def look_ahead(self) -> None:
+        """To where its pages and its request let it go: when it joins, and whenever it gets a page."""
+        slots = self.pages * PAGE_SIZE
+        last = self.request.prompt_tokens + self.request.params.max_tokens - 1
+        self.reach = min(slots, last)
+        self.grow_from = slots - GROW_AHEAD_TOKENS + 1 if slots < last else NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +135,12 @@ class DecodeBatch:
     """Rows by the TBT SLO of their class: as few entries as there are classes."""
     _free_slots: list[int] = field(default_factory=list)
     _table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((8, 16), dtype="<i4"))
-    _tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(8, dtype="<i4"))
     _columns: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(8, dtype=SAMPLING_DTYPE))
     _taken: _Taken | None = None
     """Of the last step, until a row joins or leaves."""
 
     def __post_init__(self) -> None:
-        self._free_slots = list(range(len(self._tokens) - 1, -1, -1))
+        self._free_slots = list(range(len(self._table) - 1, -1, -1))
 
     @property
     def tbt_slo_ns(self) -> int | None:
@@ -195,6 +192,7 @@ class DecodeBatch:
             params.choice,
             params.min_p,
         )
+        row.look_ahead()
         self.rows[request.request_id] = row
         self._count_slo(row, 1)
         self.advance(row, first_token)
@@ -206,13 +204,13 @@ class DecodeBatch:
         if row.extras is not None:
             row.history += token.to_bytes(4, "little")
         row.position += 1
-        self._tokens[row.slot] = token
 
     def add_page(self, row: Row, page: int) -> None:
         self._widen(row.pages + 1)
         self._table[row.slot, row.pages] = page
         row.pages += 1
         row.growing = False
+        row.look_ahead()
         if self._taken is not None:
             self._taken.width = 0
 
@@ -228,7 +226,9 @@ class DecodeBatch:
 
     def ready(self) -> list[Row]:
         """Rows that the next step can take."""
-        return [row for row in self.rows.values() if row.goes_on and row.fits]
+        return [
+            row for row in self.rows.values() if row.position + row.ahead < row.reach and row.ending is None
+        ]
 
     def work(self, rows: list[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
         """The columns of one step; `rows` is not empty.
@@ -245,7 +245,7 @@ class DecodeBatch:
             step_id=step_id,
             version=version,
             requests=taken.requests,
-            tokens=self._tokens[taken.slots].tobytes(),
+            tokens=int32_bytes([row.generated[-1] for row in rows]),
             positions=int32_bytes(positions),
             page_table=taken.table,
             pages_per_row=taken.width,
@@ -275,8 +275,7 @@ class DecodeBatch:
 
     def _take_slot(self) -> int:
         if not self._free_slots:
-            old = len(self._tokens)
-            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            old = len(self._table)
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
             self._free_slots = list(range(2 * old - 1, old - 1, -1))
@@ -302,11 +301,11 @@ def _plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
 
 def _carried(taken: _Taken, running: DecodeWork | None) -> tuple[bytes, bytes]:
     """int32: rows whose token is sampled by the step on a lane, and by which of its rows."""
+    if running is not None and running.requests == taken.requests:
+        return taken.places, taken.places
     carried = [place for place, row in enumerate(taken.rows) if row.ahead]
     if running is None or not carried:
         return int32_bytes(carried), b""
-    if len(carried) == len(taken.rows) and running.requests == taken.requests:
-        return taken.places, taken.places
     places = {request_id: place for place, request_id in enumerate(running.requests)}
     return int32_bytes(carried), int32_bytes([places[taken.requests[place]] for place in carried])
 

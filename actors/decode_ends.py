@@ -22,15 +22,19 @@ class Finish(NamedTuple):
     """The member of `stop_token_ids` that ended it, if one did."""
 
 
+GOES_ON, AT_END, AT_LENGTH = Finish(None, None), Finish("stop", None), Finish("length", None)
+
+
 def finish_of(row: Row, token: int, end_ids: frozenset[int]) -> Finish:
     """Whether the token that was appended last ends the row."""
     params = row.request.params
-    if len(row.generated) > params.min_tokens or not params.min_tokens:
+    generated = len(row.generated)
+    if generated > params.min_tokens or not params.min_tokens:
         if token in params.stop_token_ids:
             return Finish("stop", token)
         if token in end_ids and not params.ignore_eos:
-            return Finish("stop", None)
-    return Finish("length" if len(row.generated) >= params.max_tokens else None, None)
+            return AT_END
+    return AT_LENGTH if generated >= params.max_tokens else GOES_ON
 
 
 def view_of(row: Row) -> RequestView:

@@ -28,11 +28,8 @@ class Steps:
 
     newest: int = 0
     outstanding: dict[int, Step] = field(default_factory=dict)
-
-    @property
-    def on_lanes(self) -> list[int]:
-        """Steps that are known to be launched."""
-        return [step_id for step_id, step in self.outstanding.items() if step.launched is not None]
+    on_lanes: list[int] = field(default_factory=list)
+    """Steps that are known to be launched."""
 
     @property
     def waiting(self) -> Step | None:
@@ -78,10 +75,11 @@ class Steps:
 
     def _on_lane(self) -> DecodeWork | None:
         """What runs of the step that rows get carried tokens from."""
-        for step in self.outstanding.values():
-            if step.launched is not None:
-                return step.versions[step.launched]
-        return None
+        if not self.on_lanes:
+            return None
+        step = self.outstanding[self.on_lanes[0]]
+        assert step.launched is not None
+        return step.versions[step.launched]
 
     def launch(self, step_id: int, version: int, rows: dict[int, Row]) -> bool:
         """Note that a version is on its lane; False for a step that has ended."""
@@ -96,6 +94,7 @@ class Steps:
                     rows[request_id].steps -= 1
         step.versions = {version: step.versions[version]}
         step.launched = version
+        self.on_lanes.append(step_id)
         return True
 
     def end(self, step_id: int, version: int, rows: dict[int, Row]) -> tuple[int, ...]:
@@ -106,6 +105,7 @@ class Steps:
                 rows[request_id].steps -= 1
         ran = step.versions[version].requests
         if step.launched is not None:
+            self.on_lanes.remove(step_id)
             for request_id in ran:
                 rows[request_id].ahead -= 1
         return ran

@@ -21,8 +21,8 @@ M_contra = TypeVar("M_contra", contravariant=True)
 M = TypeVar("M")
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything an actor can receive."""
+class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Base of everything an actor can receive; what is frozen and made of values is in no cycle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from muxk.kernel.fronts import ADMIN_PREFIX
 from muxk.kernel.messages import FrameReceived, PeerGone, PolicyChanged, SendFrame
 from muxk.kernel.policy import Policy
 from muxk.kernel.trace import Trace
-from muxk.kernel.virtual import VirtualRuntime
+from muxk.kernel.virtual import StillBusy, VirtualRuntime
 from muxk.kernel.work import PAGE_SIZE
 from muxk.models.tokenizer import ByteTokenizer
 from muxk.policies.engine import load_policy
@@ -135,9 +135,11 @@ class VirtualServer:
 
     def step(self) -> None:
         """One message; time moves on where none is due."""
-        delivery = self.runtime._take(None)
-        assert delivery is not None, "nothing happens any more"
-        self.runtime._handle(delivery)
+        try:
+            handled = self.runtime.run_until_idle(max_events=1)
+        except StillBusy:  # there are others behind it
+            return
+        assert handled, "nothing happens any more"
 
     def outcome(self, name: str, peer: bytes = b"client") -> Outcome:
         return self.outcomes.setdefault((peer, name), Outcome())
