@@ -29,7 +29,11 @@ YEARS_MAX_NS = 100 * 366 * 86_400 * 1_000_000_000
 GZIP = b"\x1f\x8b"
 BLOCK_TOKENS = 512
 """Of a Mooncake hash id."""
+HASH_IDS = 1 << 64
+"""Mooncake's are counted from 0; other tools write hashes of 64 bits into the same field."""
 SHOWN_CHARS = 60
+LONG = 10**30
+"""Numbers from here on are not shown."""
 
 Parse = Callable[[str], "TraceRow | None"]
 """A line's row; None for one that is no request. Raises ValueError with what is wrong."""
@@ -162,6 +166,9 @@ def _mooncake(line: str) -> TraceRow:
             f"{len(read.hash_ids)} hash_ids; {tokens} tokens make {blocks} blocks of {BLOCK_TOKENS}, "
             "the last one in part"
         )
+    wrong = next((one for one in read.hash_ids if not 0 <= one < HASH_IDS), None)
+    if wrong is not None:
+        raise ValueError(f"hash_ids has {_number_shown(wrong)}; an id is a number from 0 to 2^64 - 1")
     time_ns = _time_ns("timestamp", read.timestamp, 1e6)
     return TraceRow(time_ns, tokens, _count("output_length", read.output_length), tuple(read.hash_ids))
 
@@ -292,15 +299,17 @@ def _number(name: str, text: str) -> float:
 
 def _count(name: str, tokens: int) -> int:
     if not 1 <= tokens <= TOKENS_MAX:
-        raise ValueError(f"{name} is {tokens}; it must be a number of tokens from 1 to {TOKENS_MAX:,}")
+        raise ValueError(
+            f"{name} is {_number_shown(tokens)}; it must be a number of tokens from 1 to {TOKENS_MAX:,}"
+        )
     return tokens
 
 
 def _time_ns(name: str, value: float, unit_ns: float) -> int:
-    time_ns = value * unit_ns
-    if not 0 <= time_ns < 1 << 62:
-        raise ValueError(f"{name} is {value}; it must be 0 or later, and less than a century")
-    return round(time_ns)
+    if not 0 <= value < (1 << 62) / unit_ns:
+        shown = _number_shown(value)
+        raise ValueError(f"{name} is {shown}; it must be 0 or later, and less than a century")
+    return round(value * unit_ns)
 
 
 def _date_ns(text: str) -> int:
@@ -316,6 +325,12 @@ def _date_ns(text: str) -> int:
             f"TIMESTAMP is {_shown(text)}; it must be like 2023-11-16 18:15:46.6805900"
         ) from None
     return int(seconds) * 1_000_000_000 + int(f"{fraction:0<9}"[:9])
+
+
+def _number_shown(value: float) -> str:
+    """Python refuses to write thousands of digits."""
+    long = isinstance(value, int) and abs(value) >= LONG
+    return f"a number of about {value.bit_length() * 3 // 10} digits" if long else f"{value}"
 
 
 def _shown(text: str) -> str:

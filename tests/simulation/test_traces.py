@@ -161,6 +161,18 @@ GOOD = mooncake_line(0, 600, 5, [0, 1])
         (f"{GOOD}\n{GOOD.replace('600', 'null')}", 2, "Expected `int`, got `null`"),
         (f"{GOOD}\n{mooncake_line(-3, 600, 5, [0, 1])}", 2, "timestamp is -3; it must be 0 or later"),
         (f"{GOOD}\n{mooncake_line(0, 1600, 5, [0, 1])}", 2, "2 hash_ids; 1600 tokens make 4 blocks of 512"),
+        (f"{GOOD}\n{mooncake_line(0, 600, 5, [0, -1])}", 2, "hash_ids has -1; an id is a number from 0"),
+        (
+            f"{GOOD}\n{mooncake_line(0, 600, 5, [1 << 64, 1])}",
+            2,
+            "hash_ids has 18446744073709551616; an id is",
+        ),
+        (
+            f"{GOOD}\n{mooncake_line(10**4000, 600, 5, [0, 1])}",
+            2,
+            "timestamp is a number of about 3986 digits",
+        ),
+        (f"{GOOD}\n{mooncake_line(0, 10**4000, 5, [0, 1])}", 2, "input_length is a number of about 3986 dig"),
         (f'{GOOD}\n{{"timestamp": 1}}\n', 2, "a row has timestamp, input_length, output_length and hash_ids"),
         (f"{mooncake_line(9, 600, 5, [0, 1])}\n\n{GOOD}\n", 3, "sort the file by time"),
         (AZURE_TEXT + "2023-11-16 18:15:51.22,87", 4, "no GeneratedTokens, column 3"),
