@@ -16,10 +16,12 @@ from muxk.actors.guards import GUARDS, Guard, QuantileGuard, Windows
 from muxk.actors.messages import EstimatorReady
 from muxk.actors.refs import EstimatorInbox, Refs
 from muxk.kernel.actor import Actor
-from muxk.kernel.estimates import Estimates
+from muxk.kernel.estimates import DecodeModel, Estimates, PrefillModel
 from muxk.kernel.messages import (
+    MEASURED_TOGETHER,
     EstimatesChanged,
     ItemMeasured,
+    ItemsMeasured,
     PolicyChanged,
     ProbeDone,
     ReportState,
@@ -30,7 +32,7 @@ from muxk.kernel.policy import DEFAULT_GUARD, PolicyBook, guard_of
 from muxk.kernel.work import Phase
 from muxk.profiles.calibration import Probe, fit
 
-UPDATE_EVERY = 8
+UPDATE_EVERY = MEASURED_TOGETHER
 """Completed items between two looks at the tables."""
 RATIO_MAX = 8.0
 """Bound on what one item may say: a machine that was suspended is no property of the model."""
@@ -47,6 +49,11 @@ class EstimatorState:
     calibrated: bool = False
     base: Estimates = field(default_factory=Estimates)
     """Solo times, as they were measured at start."""
+    decode_models: dict[int, DecodeModel] = field(default_factory=dict)
+    prefill_models: dict[int, PrefillModel] = field(default_factory=dict)
+    """Those of `base`, by units."""
+    scaled: tuple[PrefillModel, ...] = ()
+    """Prefill as it was at the last look."""
     estimates: Estimates = field(default_factory=Estimates)
     """What policies have."""
     guards: dict[str, Guard] = field(default_factory=dict)
@@ -114,39 +121,41 @@ class Estimator(Actor):
     def _begin(self, base: Estimates) -> None:
         state = self.state
         state.base = base
+        state.decode_models = {model.units: model for model in base.decode}
+        state.prefill_models = {model.units: model for model in base.prefill}
+        state.scaled = base.prefill
         made = {name: make(base) for name, make in GUARDS.items()}
         state.guards = {name: guard for name, guard in made.items() if guard is not None}
         state.scales = Windows(tuple(model.units for model in base.prefill))
         self._broadcast(self._tables())
 
-    def on_item_measured(self, message: ItemMeasured) -> None:
+    def on_items_measured(self, message: ItemsMeasured) -> None:
+        for item in message.items:
+            self._learn(item)
+
+    def _learn(self, item: ItemMeasured) -> None:
         state = self.state
-        predicted = self._predicted(message)
-        if predicted <= 0 or message.elapsed_ns <= 0:
+        predicted = self._predicted(item)
+        if predicted <= 0 or item.elapsed_ns <= 0:
             return
-        ratio = min(RATIO_MAX, max(1 / RATIO_MAX, message.elapsed_ns / predicted))
-        if message.phase is Phase.DECODE:
+        ratio = min(RATIO_MAX, max(1 / RATIO_MAX, item.elapsed_ns / predicted))
+        if item.phase is Phase.DECODE:
             for guard in state.guards.values():
-                guard.learn(message, ratio)
+                guard.learn(item, ratio)
         else:
-            state.scales.add(message.units, ratio)
+            state.scales.add(item.units, ratio)
         state.since_update += 1
         if state.since_update >= UPDATE_EVERY:
             state.since_update = 0
             self._update()
 
-    def _predicted(self, message: ItemMeasured) -> float:
+    def _predicted(self, item: ItemMeasured) -> float:
         """The solo model's time for this item, or 0 when there is no model for its units."""
-        base = self.state.base
-        if message.phase is Phase.DECODE:
-            for decode in base.decode:
-                if decode.units == message.units:
-                    return decode.solo_ns(message.rows, message.context_tokens)
-            return 0.0
-        for prefill in base.prefill:
-            if prefill.units == message.units:
-                return prefill.solo_ns(message.new_tokens, message.pairs) * message.layers
-        return 0.0
+        if item.phase is Phase.DECODE:
+            decode = self.state.decode_models.get(item.units)
+            return 0.0 if decode is None else decode.solo_ns(item.rows, item.context_tokens)
+        prefill = self.state.prefill_models.get(item.units)
+        return 0.0 if prefill is None else prefill.solo_ns(item.new_tokens, item.pairs) * item.layers
 
     def _update(self) -> None:
         state = self.state
@@ -160,12 +169,14 @@ class Estimator(Actor):
     def _tables(self) -> Estimates:
         """The solo times, prefill as it was lately, decode as the guard in force has it."""
         state = self.state
-        prefill = tuple(
-            msgspec.structs.replace(model, scale=state.scales.quantile(model.units, 0.5))
-            for model in state.base.prefill
-        )
+        scales = [state.scales.quantile(model.units, 0.5) for model in state.scaled]
+        if scales != [model.scale for model in state.scaled]:
+            state.scaled = tuple(
+                msgspec.structs.replace(model, scale=scale)
+                for model, scale in zip(state.scaled, scales, strict=True)
+            )
         guard = state.guards.get(state.guard) or QuantileGuard(state.base)
-        return guard.guarded(msgspec.structs.replace(state.base, prefill=prefill))
+        return guard.guarded(msgspec.structs.replace(state.base, prefill=state.scaled))
 
     def _broadcast(self, estimates: Estimates) -> None:
         self.state.estimates = estimates
@@ -213,4 +224,6 @@ def _moved(old: Estimates, new: Estimates) -> bool:
     """Whether policies should know."""
     pairs = [(a.guard, b.guard) for a, b in zip(old.decode, new.decode, strict=True)]
     pairs += [(a.scale, b.scale) for a, b in zip(old.prefill, new.prefill, strict=True)]
-    return old.contention != new.contention or any(abs(b - a) > UPDATE_STEP * a for a, b in pairs)
+    if any(abs(b - a) > UPDATE_STEP * a for a, b in pairs):
+        return True
+    return old.contention is not new.contention and old.contention != new.contention

@@ -83,6 +83,8 @@ class QuantileGuard:
 
     def __init__(self, base: Estimates) -> None:
         self._windows = Windows(tuple(model.units for model in base.decode))
+        self._decode = base.decode
+        """As it was last made."""
 
     def learn(self, item: ItemMeasured, ratio: float) -> None:
         self._windows.add(item.units, ratio)
@@ -91,11 +93,13 @@ class QuantileGuard:
         self._windows.forget()
 
     def guarded(self, base: Estimates) -> Estimates:
-        decode = tuple(
-            msgspec.structs.replace(model, guard=self._windows.quantile(model.units, GUARD_QUANTILE))
-            for model in base.decode
-        )
-        return msgspec.structs.replace(base, decode=decode, contention=None)
+        guards = [self._windows.quantile(model.units, GUARD_QUANTILE) for model in self._decode]
+        if guards != [model.guard for model in self._decode]:
+            self._decode = tuple(
+                msgspec.structs.replace(model, guard=guard)
+                for model, guard in zip(self._decode, guards, strict=True)
+            )
+        return msgspec.structs.replace(base, decode=self._decode, contention=None)
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -118,6 +122,9 @@ class WorstCaseGuard:
         """By place: the largest ratio above the factor, which waits for a second one."""
         self._drift = Windows(table.units)
         """Measured over what the profile says of the cell."""
+        self._made: tuple[list[int], dict[int, int]] = ([], {})
+        """What the table below was made of: drifts, and `_raised`."""
+        self._guarded = table
 
     def learn(self, item: ItemMeasured, ratio: float) -> None:
         table = self._table
@@ -137,17 +144,21 @@ class WorstCaseGuard:
         self._drift.forget()
 
     def guarded(self, base: Estimates) -> Estimates:
+        drifts = [self._drift_of(units) for units in self._table.units]
+        if self._made != (drifts, self._raised):
+            self._made = drifts, dict(self._raised)
+            self._guarded = msgspec.structs.replace(self._table, factors=self._factors(drifts))
+        return msgspec.structs.replace(base, contention=self._guarded)
+
+    def _factors(self, drifts: list[int]) -> bytes:
         table = self._table
         factors = bytearray()
-        for number, units in enumerate(table.units):
+        for number, drift in enumerate(drifts):
             own = table.factors[number * table.cells : (number + 1) * table.cells]
-            drift = self._drift_of(units)
             factors += own.translate(_times(drift)) if drift else own
         for place, steps in self._raised.items():
             factors[place] = max(factors[place], steps)
-        return msgspec.structs.replace(
-            base, contention=msgspec.structs.replace(table, factors=bytes(factors))
-        )
+        return bytes(factors)
 
     def _drift_of(self, units: int) -> int:
         """In steps of DRIFT_STEP above 1, by how much nearly all recent steps exceeded the profile."""

@@ -98,7 +98,7 @@ DecodeInbox = (
     | k.ReportState
     | k.ReportRequests
 )
-EstimatorInbox = k.ProbeDone | k.ItemMeasured | k.PolicyChanged | k.ReportState
+EstimatorInbox = k.ProbeDone | k.ItemsMeasured | k.PolicyChanged | k.ReportState
 ArbiterInbox = (
     k.RunProbe
     | k.EstimatesChanged

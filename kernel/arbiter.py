@@ -238,9 +238,9 @@ class Arbiter(Actor):
         flight = self._ended(message)
         if flight is None:
             return
-        measured = self._lanes.measured(flight, message)
-        if measured is not None and not flight.stuck and flight.width == 1:
-            self.send(self._refs.estimator, measured)
+        told = None if flight.stuck or flight.width != 1 else self._lanes.measured(flight, message)
+        if told is not None:
+            self.send(self._refs.estimator, told)
         if flight.job is not None:
             self._prefill_item_ended(flight, flight.job, message)
         elif isinstance(flight.work, DecodeWork):

@@ -18,7 +18,7 @@ from muxk.kernel.messages import (
     DecodeStepDone,
     FormBatch,
     GroupResized,
-    ItemMeasured,
+    ItemsMeasured,
     LaneMoved,
     LaneStuck,
     LookForStuckItems,
@@ -52,7 +52,7 @@ class ArbiterRefs(Protocol):
     def decode(self) -> Ref[DecodeStepDone | DecodeFailed | StepLaunched]: ...
 
     @property
-    def estimator(self) -> Ref[ItemMeasured | ProbeDone]: ...
+    def estimator(self) -> Ref[ItemsMeasured | ProbeDone]: ...
 
     @property
     def placement(self) -> Ref[GroupResized] | None: ...
@@ -144,38 +144,44 @@ class ArbiterState:
 
     def decode_view(self, now_ns: int) -> DecodeView:
         decode = self.decode
-        active = decode.active
-        coming = [job for job in self.jobs.values() if job.hands_over]
+        coming = [job for job in self.jobs.values() if job.hands_over] if self.jobs else ()
+        coming_rows = coming_tokens = 0
+        for job in coming:
+            coming_rows += job.work.rows
+            coming_tokens += job.context_tokens
+        if not decode.active:
+            return DecodeView(0, 0, False, False, 0, None, coming_rows, coming_tokens)
+        waiting, in_flight = decode.waiting is not None, bool(decode.in_flight)
         return DecodeView(
-            batch=decode.rows if active else 0,
-            context_tokens=decode.context_tokens if active else 0,
-            waiting=decode.waiting is not None,
-            in_flight=bool(decode.in_flight),
-            idle_ns=now_ns - decode.held_since_ns if decode.held else 0,
-            tbt_slo_ns=decode.tbt_slo_ns if active else None,
-            coming=sum([job.work.rows for job in coming]),
-            coming_tokens=sum([job.context_tokens for job in coming]),
+            decode.rows,
+            decode.context_tokens,
+            waiting,
+            in_flight,
+            now_ns - decode.held_since_ns if waiting and not in_flight else 0,
+            decode.tbt_slo_ns,
+            coming_rows,
+            coming_tokens,
         )
 
     def _leaving(self) -> PrefillShape | None:
         return next((job.shape for job in self.jobs.values() if job.hands_over), None)
 
     def view(self, device: Device, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> View:
-        """The facts of one decision."""
-        running = self.running
+        """The facts of one decision, in the order of `View`."""
+        running, parked = self.running, self.parked
         return View(
-            now_ns=now_ns,
-            units_total=device.units,
-            splits=splits.disjoint,
-            split=splits.current,
-            layers=device.layers,
-            decode=self.decode_view(now_ns),
-            running=None if running is None else running.view(),
-            parked=None if self.parked is None else self.parked.view(),
-            candidate=self.candidate,
-            prefill_in_flight=lanes.prefills,
-            queue=self.queue,
-            kv=self.kv,
-            estimates=self.estimates,
-            leaving=self._leaving() if self.jobs else None,
+            now_ns,
+            device.units,
+            splits.disjoint,
+            splits.current,
+            device.layers,
+            self.decode_view(now_ns),
+            None if running is None else running.view(),
+            None if parked is None else parked.view(),
+            self.candidate,
+            lanes.prefills,
+            self.queue,
+            self.kv,
+            self.estimates,
+            self._leaving() if self.jobs else None,
         )

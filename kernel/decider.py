@@ -56,6 +56,7 @@ class Decider:
         """The one in force."""
         self.limits: Limits = sane_limits(self.policy.limits)
         """Its limits, within what the kernel can enforce."""
+        self._sha = self.policy.sha
         self.counts: Counter[str] = Counter()
         """Answers by `point/rule`, and errors by `rule error: ...`, of the policy in force."""
 
@@ -63,6 +64,7 @@ class Decider:
         """Ask this policy of the book from now on."""
         self.policy = self._book[sha]
         self.limits = sane_limits(self.policy.limits)
+        self._sha = self.policy.sha
         self.counts.clear()
 
     @property
@@ -107,7 +109,7 @@ class Decider:
         decision = self.policy.decide(view)
         self._count(decision.rules, decision.errors)
         shadow = None if self._book.shadow is None else self._compare("decide", view, decision)
-        self._journal.note_run(self._actor, self.policy.sha, view.now_ns, view, decision, shadow)
+        self._journal.note_run(self._actor, self._sha, view.now_ns, view, decision, shadow)
         return decision
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
@@ -132,8 +134,12 @@ class Decider:
         return answer
 
     def _count(self, rules: tuple[str, ...], errors: tuple[str, ...]) -> None:
+        counts = self.counts
         for rule in rules:
-            self._count_name(rule)
+            if rule in counts:
+                counts[rule] += 1
+            else:
+                self._count_name(rule)
         for error in errors:
             self._count_name(f"rule error: {error}")
 

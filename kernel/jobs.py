@@ -157,7 +157,7 @@ class PrefillJob:
         )
 
 
-class Flight(msgspec.Struct, eq=False):
+class Flight(msgspec.Struct, eq=False, gc=False):
     """An item between its launch and its completion."""
 
     item_id: int

@@ -8,8 +8,8 @@ from typing import Any
 
 from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.idle import IdleLedger
-from muxk.kernel.jobs import Flight, Load, PrefillJob
-from muxk.kernel.messages import ItemMeasured, RunProbe
+from muxk.kernel.jobs import NO_TOKENS, Flight, Load, PrefillJob
+from muxk.kernel.messages import MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
 from muxk.kernel.work import DecodeWork, Item, Phase, PrefillShape, PrefillWork, ProbeWork, Split
 
 NO_LOAD = Load(0, 0)
@@ -30,6 +30,8 @@ class LaneTable:
     """Measurements in flight."""
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
+    untold: list[ItemMeasured] = field(default_factory=list)
+    """What the estimator was not told yet: less than MEASURED_TOGETHER."""
     idle: IdleLedger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,43 +79,39 @@ class LaneTable:
         of its own batch, and for the decode step before it.
         """
         chained = decode is not None or isinstance(work, DecodeWork)
-        others = self.others(lane)
-        after = [
-            flight.item_id
-            for flight in others
-            if flight.meets(lane.units)
-            or (job is not None and flight.job is job)
-            or (chained and (flight.decode is not None or isinstance(flight.work, DecodeWork)))
-        ]
-        older = [flight.item_id for flight in self.flights.values() if flight.lane is lane]
-        chunk = range(0) if job is None else job.chunk
-        item = Item(
-            self.next_item,
-            work,
-            layers.start,
-            layers.stop,
-            layers.stop == self.device.layers,
-            chunk.start,
-            chunk.stop,
-            decode,
-        )
+        after, older, others = [], [], []
+        for flight in self.flights.values():
+            if flight.lane is lane:
+                older.append(flight.item_id)
+                continue
+            others.append(flight)
+            if (
+                flight.meets(lane.units)
+                or (job is not None and flight.job is job)
+                or (chained and (flight.decode is not None or isinstance(flight.work, DecodeWork)))
+            ):
+                after.append(flight.item_id)
+        chunk = NO_TOKENS if job is None else job.chunk
+        first, stop = layers.start, layers.stop
+        item_id = self.next_item
         self.next_item += 1
-        flight = self.flights[item.item_id] = Flight(
-            item_id=item.item_id,
+        item = Item(item_id, work, first, stop, stop == self.device.layers, chunk.start, chunk.stop, decode)
+        flight = self.flights[item_id] = Flight(
+            item_id=item_id,
             lane=lane,
             phase=phase,
             work=work,
-            layers=len(layers),
+            layers=stop - first,
             job=job,
             load=NO_LOAD if job is None else job.begun,
             decode=decode,
             waits_for=(*after, *older),
             runnable_ns=now_ns,
             launched_ns=now_ns,
-            begins_job=job is not None and layers.start == chunk.start == 0,
+            begins_job=job is not None and first == chunk.start == 0,
             shared=bool(others),
             width=self.width,
-            beside=_prefill_of(others) if phase is Phase.DECODE else None,
+            beside=_prefill_of(others) if others and phase is Phase.DECODE else None,
         )
         self._count(flight, 1)
         self.idle.launched(flight)
@@ -158,9 +156,19 @@ class LaneTable:
         """Items are in flight that were launched on more or fewer devices."""
         return any(flight.width != self.width for flight in self.flights.values())
 
-    def measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:
-        """What the estimator learns from an item; None for a probe, which is reported by itself, and for a
-        fused step, which is neither phase alone."""
+    def measured(self, flight: Flight, done: ItemDone) -> ItemsMeasured | None:
+        """What the estimator learns from an item, once there are enough to tell it."""
+        found = self._measured(flight, done)
+        if found is None:
+            return None
+        self.untold.append(found)
+        if len(self.untold) < MEASURED_TOGETHER:
+            return None
+        told, self.untold = self.untold, []
+        return ItemsMeasured(tuple(told))
+
+    def _measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:
+        """None for a probe, which is reported by itself, and for a fused step, which is neither phase."""
         work = flight.work
         if isinstance(work, ProbeWork) or flight.decode is not None:
             return None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.statuses import RequestStatus, StatusReport
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
 from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs
+
+MEASURED_TOGETHER = 8
+"""Items that the estimator hears of at once: it looks at its tables once in so many."""
 
 
 class RunProbe(Message, frozen=True):
@@ -201,8 +205,8 @@ class LaneMoved(Message, frozen=True):
     lane: str
 
 
-class ItemMeasured(Message, frozen=True):
-    """arbiter -> estimator: what an item took, and beside what it ran."""
+class ItemMeasured(msgspec.Struct, frozen=True, gc=False):
+    """What an item took, and beside what it ran."""
 
     phase: Phase
     units: int
@@ -216,6 +220,12 @@ class ItemMeasured(Message, frozen=True):
     """True when the other lane was busy for a part of it."""
     beside: PrefillShape | None = None
     """Of a decode step: the prefill batch on the other lane when it was launched, or when it ended."""
+
+
+class ItemsMeasured(Message, frozen=True):
+    """arbiter -> estimator: MEASURED_TOGETHER items that ended, in their order."""
+
+    items: tuple[ItemMeasured, ...]
 
 
 class ReportState(Message, frozen=True):

@@ -11,7 +11,7 @@ from muxk.kernel.estimates import Estimates
 from muxk.kernel.work import PrefillShape, Split
 
 
-class DecodeView(msgspec.Struct, frozen=True):
+class DecodeView(msgspec.Struct, frozen=True, gc=False):
     """The running decode batch."""
 
     batch: int
@@ -30,7 +30,7 @@ class DecodeView(msgspec.Struct, frozen=True):
     """Their context."""
 
 
-class PrefillView(msgspec.Struct, frozen=True):
+class PrefillView(msgspec.Struct, frozen=True, gc=False):
     """A prefill batch: the running one, the parked one, or the candidate that would be formed next."""
 
     batch_id: int
@@ -83,7 +83,7 @@ class KvView(msgspec.Struct, frozen=True):
     """Free or only cached: what an allocation can take."""
 
 
-class View(msgspec.Struct, frozen=True):
+class View(msgspec.Struct, frozen=True, gc=False):
     """What `Policy.decide` sees at a decision point."""
 
     now_ns: int
@@ -110,7 +110,7 @@ class View(msgspec.Struct, frozen=True):
     """The batch that has items in flight and nothing left to launch."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """What the arbiter does next, as far as the device and the bounds allow."""
 
     split: Split

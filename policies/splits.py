@@ -18,12 +18,13 @@ from muxk.kernel.view import View
 from muxk.kernel.work import Split
 from muxk.policies.closures import Run
 from muxk.policies.expressions import Expression
+from muxk.policies.fastest import FastestAlone
 from muxk.policies.loader import fields
 from muxk.policies.marks import MappingNode, Node, Scalar
 from muxk.policies.names import PLACES
 from muxk.policies.operators import BOOLS
 from muxk.policies.problems import Report, did_you_mean, one_of
-from muxk.policies.scopes import DecideScope, estimate_decode, estimate_decode_on, shared
+from muxk.policies.scopes import DecideScope, estimate_decode, shared
 from muxk.policies.units import Type
 
 Choose = Callable[[DecideScope], Split]
@@ -263,7 +264,7 @@ def _alone(side: Side, wish: Wish, otherwise: Choose) -> Choose:
     if wish.word is Word.NUMBER and wish.run is not None:
         return _alone_by_number(side, wish.run)
     if wish.word is Word.FASTEST:
-        return _fastest_alone
+        return FastestAlone()
     pick = _pick(side, wish)
 
     def choose(scope: DecideScope) -> Split:
@@ -283,20 +284,6 @@ def _alone_by_number(side: Side, run: Run) -> Choose:
         return side.alone(side.units(split) if split is not None else scope.view.units_total)
 
     return choose
-
-
-def _fastest_alone(scope: DecideScope) -> Split:
-    """The units with the shortest estimated decode step, all units included; all on a cold start."""
-    view = scope.view
-    best = view.units_total
-    if view.estimates.decode and view.splits:
-        estimate_decode_on(scope, [*(split.decode_units for split in view.splits), best])
-        least_ns = scope.step_ns[best]
-        for split in reversed(view.splits):
-            step_ns = scope.step_ns[split.decode_units]
-            if step_ns < least_ns:
-                best, least_ns = split.decode_units, step_ns
-    return Split(best, 0)
 
 
 def _pick(side: Side, wish: Wish) -> Pick:

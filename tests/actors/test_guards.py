@@ -9,7 +9,7 @@ from muxk.actors.guards import GUARDS, QuantileGuard, WorstCaseGuard
 from muxk.actors.refs import Refs
 from muxk.kernel.actor import Message
 from muxk.kernel.estimates import FACTOR_STEP, Contention, DecodeModel, Estimates, PrefillModel
-from muxk.kernel.messages import EstimatesChanged, ItemMeasured, PolicyChanged
+from muxk.kernel.messages import EstimatesChanged, ItemMeasured, ItemsMeasured, PolicyChanged
 from muxk.kernel.policy import GUARDS as NAMES
 from muxk.kernel.policy import PolicyBook, guard_of
 from muxk.kernel.work import Phase, PrefillShape
@@ -139,7 +139,7 @@ def test_a_policy_chooses_the_guard_and_a_swap_changes_it_at_once() -> None:
 def test_the_guard_that_is_swapped_in_has_learnt_meanwhile() -> None:
     actor, context, book = estimator_with("estimator: {guard: quantile}", BASE)
     for _ in range(16):
-        actor.on_item_measured(step(ratio=1.6))
+        actor.on_items_measured(ItemsMeasured((step(ratio=1.6),)))
     actor.on_policy_changed(PolicyChanged(book.add(policy(WORST))))
     assert context.tables.decode_ns(4, 4, 1000, SHORT) >= 1.6e6
 
@@ -147,7 +147,7 @@ def test_the_guard_that_is_swapped_in_has_learnt_meanwhile() -> None:
 def test_without_a_profile_the_worst_case_is_the_quantile_and_the_state_says_so() -> None:
     actor, context, _ = estimator_with(WORST, msgspec.structs.replace(BASE, contention=None))
     for _ in range(64):
-        actor.on_item_measured(step(ratio=1.5))
+        actor.on_items_measured(ItemsMeasured((step(ratio=1.5),)))
     assert context.tables.decode_ns(4, 4, 1000, SHORT) == pytest.approx(1.5e6)
     assert actor.describe()["guard"]["name"] == "quantile"
     assert "needs a profile" in actor.describe()["guard"]["wanted"]
