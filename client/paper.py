@@ -18,7 +18,7 @@ from muxk.client.cell_store import CellStore, code_version
 from muxk.client.cells import Cell, Outcome
 from muxk.client.experiments import Lab
 from muxk.client.paper_effects import movable
-from muxk.client.paper_extras import extras
+from muxk.client.paper_extras import extras, moved_extras
 from muxk.client.paper_report import off_figures, report
 from muxk.client.paper_rows import FIGURES
 from muxk.client.paper_study import Study
@@ -60,7 +60,9 @@ def main() -> None:
         if not given.no_moves:
             constants = given.constants.split(",") if given.constants else movable()
             study.move_constants(found, off_figures(found), constants)
-            given.out.write_text(report(study, found, more, tried, single, given.version), encoding="utf-8")
+            ranges = moved_extras(study, found, constants)
+            text = report(study, found, more, tried, single, given.version, ranges)
+            given.out.write_text(text, encoding="utf-8")
             say(f"wrote {given.out} again, with how far figures move")
 
 

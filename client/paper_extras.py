@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from muxk.client.cells import Cell
+from muxk.client.cells import Cell, Outcome
+from muxk.client.paper_effects import FACTORS, MATTERS, Subject, effects
 from muxk.client.paper_rows import AGENT_8B, AGENT_70B, LLAMA_70B, Setting, System, cell_of, device_of
 from muxk.client.paper_study import Found, Study
 
@@ -39,9 +40,45 @@ class Extra:
 
 def extras(study: Study, found: Found) -> list[Extra]:
     """Runs what is missing for them."""
-    wanted = _cells(study, found)
-    outcomes = dict(zip(wanted, study.outcomes(list(wanted.values())), strict=True))
+    cells = _cells(study, found)
+    return _extras(dict(zip(cells, study.outcomes(list(cells.values())), strict=True)))
 
+
+Ranges = dict[str, dict[tuple[str, float], float]]
+"""By the name of a figure, and by constant and factor: its value."""
+
+
+def moved_extras(study: Study, found: Found, constants: Sequence[str]) -> Ranges:
+    """These figures with assumed constants moved, at the same rates: those constants that move an item's time
+    of MuxWise or of chunked prefill in one of the two settings by enough to be run."""
+    moves = [(constant, factor) for constant in _that_matter(found, constants) for factor in FACTORS]
+    cells = {move: _cells(study, found, f",{move[0]}*{move[1]:g}") for move in moves}
+    study.tell(f"{sum(map(len, cells.values()))} runs of other figures with a constant moved")
+    outcomes = iter(study.outcomes([cell for each in cells.values() for cell in each.values()]))
+    ranges: Ranges = {}
+    for move, each in cells.items():
+        for extra in _extras({name: next(outcomes) for name in each}):
+            if extra.ours is not None:
+                ranges.setdefault(extra.name, {})[move] = extra.ours
+    return ranges
+
+
+def _that_matter(found: Found, constants: Sequence[str]) -> list[str]:
+    """The largest effect first."""
+    most = dict.fromkeys(constants, 0.0)
+    for setting, system in (
+        (AGENT_8B, System.MUXWISE),
+        (AGENT_70B, System.MUXWISE),
+        (AGENT_70B, System.CHUNKED),
+    ):
+        rate = found.pioneers_rate(setting)
+        subject = Subject(setting, system, LOAD * rate, found.budget(setting))
+        for constant, effect in (effects(subject, constants) if rate else {}).items():
+            most[constant] = max(most[constant], effect)
+    return sorted((name for name in most if most[name] >= MATTERS), key=lambda name: (-most[name], name))
+
+
+def _extras(outcomes: Mapping[str, Outcome]) -> list[Extra]:
     def of(name: str, value: Callable[[Figures], float]) -> float | None:
         outcome = outcomes.get(name)
         return None if outcome is None or outcome.error else value(outcome.figures)
@@ -86,29 +123,30 @@ def extras(study: Study, found: Found) -> list[Extra]:
     ]
 
 
-def _cells(study: Study, found: Found) -> dict[str, Cell]:
+def _cells(study: Study, found: Found, moved: str = "") -> dict[str, Cell]:
+    """Runs by name; `moved` is appended to the device's name."""
     cells = {}
     for size, setting in (("8b", AGENT_8B), ("70b", AGENT_70B)):
         rate = found.pioneers_rate(setting)
         if not rate:
             continue
-        base = msgspec.structs.replace(_muxwise(study, setting), rate=LOAD * rate)
+        base = msgspec.structs.replace(_muxwise(study, setting, moved), rate=LOAD * rate)
         cells[size] = base
         cells[f"{size} no layers"] = msgspec.structs.replace(base, settings=NO_LAYERS)
         cells[f"{size} no polling"] = msgspec.structs.replace(base, settings=NO_POLLING)
         if setting is AGENT_70B:
-            chunked = cell_of(System.CHUNKED, setting, found.budget(setting))
+            chunked = cell_of(System.CHUNKED, setting, found.budget(setting), moved=moved)
             cells["idle"] = base
             cells["idle chunked"] = msgspec.structs.replace(chunked, rate=base.rate)
-    mixed = msgspec.structs.replace(_muxwise(study, PREEMPTION), rate=PREEMPTION_RATE)
+    mixed = msgspec.structs.replace(_muxwise(study, PREEMPTION, moved), rate=PREEMPTION_RATE)
     cells["preemption"] = mixed
     cells["no preemption"] = msgspec.structs.replace(mixed, settings=(("preemption", "false"),))
     return cells
 
 
-def _muxwise(study: Study, setting: Setting) -> Cell:
-    profile = study.profile_of(device_of(System.MUXWISE, setting), setting.model)
-    return cell_of(System.MUXWISE, setting, profile=profile)
+def _muxwise(study: Study, setting: Setting, moved: str) -> Cell:
+    profile = study.profile_of(device_of(System.MUXWISE, setting, moved), setting.model)
+    return cell_of(System.MUXWISE, setting, profile=profile, moved=moved)
 
 
 def p99_gap_ms(figures: Figures) -> float:

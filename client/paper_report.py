@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muxk.client.goodput import Goodput
-from muxk.client.paper_extras import Extra
+from muxk.client.paper_extras import Extra, Ranges
 from muxk.client.paper_notes import NOTES, edition
 from muxk.client.paper_off import off_section
 from muxk.client.paper_rows import AT_LEAST, FIGURES, Figure
@@ -39,14 +39,15 @@ def report(
     tried: list[TrialFound],
     single: list[SingleFound],
     version: str,
+    ranges: Ranges | None = None,
 ) -> str:
-    """The whole document; `version` of the code that ran."""
+    """The whole document; `version` of the code that ran, `ranges` of the other figures."""
     lines = [
         HEAD.format(close=CLOSE, seeds=", ".join(map(str, study.seeds)), tolerance=study.tolerance),
         *_verdict(found, extras),
         edition(version),
         *_ratios(found),
-        *_extras(extras),
+        *_extras(extras, ranges or {}),
         *_goodputs(found),
         *_sweeps(found),
         *off_section(found, off_figures(found)),
@@ -134,7 +135,7 @@ def _ratios(found: Found) -> Iterator[str]:
     yield ""
 
 
-def _extras(extras: list[Extra]) -> Iterator[str]:
+def _extras(extras: list[Extra], ranges: Ranges) -> Iterator[str]:
     yield "## Other figures"
     yield ""
     yield "| row | figure | of | paper | ours | ours / paper | |"
@@ -150,8 +151,21 @@ def _extras(extras: list[Extra]) -> Iterator[str]:
     yield ""
     for extra in extras:
         if not is_close_extra(extra):
-            yield f"- {extra.name}: {NOTES.get(extra.name, 'not explained.')}"
+            yield f"- {extra.name}: {NOTES.get(extra.name, 'not explained.')}{_range_of(extra, ranges)}"
     yield ""
+
+
+def _range_of(extra: Extra, ranges: Ranges) -> str:
+    values = ranges.get(extra.name)
+    if not values:
+        return ""
+    low, high = min(values, key=lambda key: values[key]), max(values, key=lambda key: values[key])
+    count = len({constant for constant, _ in values})
+    return (
+        f" Range over {count} assumed constants, times 0.7 and 1.3, at the same rates: "
+        f"{values[low]:.1f} (`{low[0]}` x {low[1]:g}) to {values[high]:.1f} {extra.unit} "
+        f"(`{high[0]}` x {high[1]:g})."
+    )
 
 
 def _goodputs(found: Found) -> Iterator[str]:
@@ -174,13 +188,14 @@ def _goodputs(found: Found) -> Iterator[str]:
 def _sweeps(found: Found) -> Iterator[str]:
     if not found.sweeps:
         return
-    budgets = list(next(iter(found.sweeps.values())))
+    budgets = sorted({budget for sweep in found.sweeps.values() for budget in sweep})
     yield "## Token budgets of chunked prefill: goodput by budget, one seed, searched to 25 %"
     yield ""
     yield "| setting | " + " | ".join(map(str, budgets)) + " |"
     yield "|---|" + "---|" * len(budgets)
     for setting, sweep in found.sweeps.items():
         best = found.best_budget(setting)
-        cells = [f"**{sweep[b]:.3g}**" if b == best else f"{sweep[b]:.3g}" for b in budgets]
+        rates = {budget: f"{rate:.3g}" for budget, rate in sweep.items()} | {best: f"**{sweep[best]:.3g}**"}
+        cells = [rates.get(budget, "-") for budget in budgets]
         yield f"| {setting.name} | " + " | ".join(cells) + " |"
     yield ""

@@ -42,6 +42,11 @@ class Setting:
     """Requests a second at which the sweep of chunked prefill's budgets begins."""
     near: float = 1.0
     """What chunked prefill carries about, as found once: where the searches of all systems begin."""
+    budgets: tuple[int, ...] = BUDGETS
+    seeds: int | None = None
+    """At most so many of the study's; all of them without it."""
+    tolerance: float = 0.0
+    """Of its searches, where it is coarser than the study's."""
 
     @property
     def name(self) -> str:
@@ -55,7 +60,16 @@ AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=320, start=8.0, near=6.
 AGENT_70B = Setting(LLAMA_70B, "toolagent", 100.0, requests=240, start=2.0, near=0.8408964152537146)
 SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=600, start=16.0, near=16.0)
 LOOGLE_70B = Setting(LLAMA_70B, "loogle", 100.0, requests=120, start=0.5, near=0.08838834764831845)
-THOUGHTS_70B = Setting(LLAMA_70B, "openthoughts", 100.0, requests=100, start=1.0)
+# 8,000 tokens a request: with fewer requests no queue and no KV pool is ever full, and a run takes minutes.
+THOUGHTS_70B = Setting(
+    *(LLAMA_70B, "openthoughts", 100.0),
+    requests=600,
+    start=0.5,
+    near=0.5,
+    budgets=BUDGETS[:2],
+    seeds=1,
+    tolerance=0.25,
+)
 SHAREGPT_8B = Setting(LLAMA_8B, "sharegpt", 50.0, gpus=1, requests=600, start=8.0, near=26.908685288118868)
 
 

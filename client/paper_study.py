@@ -100,8 +100,11 @@ class Study:
             Sought(
                 self._cell(system, setting, found),
                 Goal.STRICT,
-                far(setting.near if system is System.CHUNKED else 1.4 * setting.near, self.tolerance),
-                self.seeds[:PIONEERS],
+                far(
+                    setting.near if system is System.CHUNKED else 1.4 * setting.near,
+                    self._tolerance(setting),
+                ),
+                self._seeds(setting)[:PIONEERS],
             )
             for setting, system in pairs
         ]
@@ -113,11 +116,11 @@ class Study:
             pair: Sought(
                 self._cell(pair[1], pair[0], found),
                 Goal.STRICT,
-                near(goodput.rate, self.tolerance),
-                self.seeds[PIONEERS:],
+                near(goodput.rate, self._tolerance(pair[0])),
+                self._seeds(pair[0])[PIONEERS:],
             )
             for pair, goodput in first.items()
-            if isinstance(goodput, Goodput) and goodput.rate and self.seeds[PIONEERS:]
+            if isinstance(goodput, Goodput) and goodput.rate and self._seeds(pair[0])[PIONEERS:]
         }
         for pair, more in zip(again, self.lab.goodputs(list(again.values())), strict=True):
             before = first[pair]
@@ -125,14 +128,20 @@ class Study:
             together = combine((*before.seeds, *more.seeds)) if isinstance(more, Goodput) else more
             found.goodputs[pair] = together
 
+    def _seeds(self, setting: Setting) -> tuple[int, ...]:
+        return self.seeds[: setting.seeds]
+
+    def _tolerance(self, setting: Setting) -> float:
+        return max(self.tolerance, setting.tolerance)
+
     def _systems(self, setting: Setting) -> list[System]:
         others = [figure.other for figure in FIGURES if figure.setting == setting]
         return [System.MUXWISE, *others]
 
     def _sweep_budgets(self, found: Found) -> None:
         settings = [setting for setting in self.settings if System.CHUNKED in self._systems(setting)]
-        self.tell(f"chunked prefill: {len(BUDGETS)} budgets in {len(settings)} settings")
-        pairs = [(setting, budget) for setting in settings for budget in BUDGETS]
+        self.tell(f"chunked prefill: budgets in {len(settings)} settings")
+        pairs = [(setting, budget) for setting in settings for budget in setting.budgets]
         sought = [
             Sought(
                 cell_of(System.CHUNKED, setting, budget),
