@@ -21,7 +21,7 @@ from muxk.client.errors import ClientError
 from muxk.client.histogram import Histogram
 from muxk.client.measures import MS, Objectives
 from muxk.client.sim_report import Asked, as_dict
-from muxk.client.sim_run import SimPlan, objectives_of, simulate
+from muxk.client.sim_run import Progress, SimPlan, objectives_of, simulate
 from muxk.client.study_goals import Goal as Goal
 from muxk.client.turns import Turns
 from muxk.client.workload_names import Traffic, find_workload
@@ -97,11 +97,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return verdicts is not None and bool(verdicts[goal.value] and verdicts["stable"])
 
 
-def run_cell(cell: Cell) -> Outcome:
+def run_cell(cell: Cell, progress: Progress = lambda share, now_s, ended: None) -> Outcome:
     """Never raises: whatever is wrong is told in the outcome."""
     began = perf_counter()
     try:
-        outcome = _run(cell)
+        outcome = _run(cell, progress)
     except (PolicyError, StartupError, ClientError, ProfileError) as error:
         outcome = Outcome(error=str(error))
     except Exception as error:  # one cell must not take those of a long study with it
@@ -109,9 +109,9 @@ def run_cell(cell: Cell) -> Outcome:
     return msgspec.structs.replace(outcome, seconds=perf_counter() - began)
 
 
-def _run(cell: Cell) -> Outcome:
+def _run(cell: Cell, progress: Progress) -> Outcome:
     plan = plan_of(cell)
-    run = simulate(plan)
+    run = simulate(plan, progress)
     figures = as_dict(plan, Asked(cell.workload, cell.rate), run)
     del figures["wall"]
     totals = run.measures.totals
@@ -160,12 +160,6 @@ def opened_policy(cell: Cell) -> OpenedPolicy:
     return OpenedPolicy(
         compile_policy(source, filename, settings), PolicyText(source, filename, settings), None
     )
-
-
-def files_of(cell: Cell) -> tuple[Path, ...]:
-    """Files that its result depends on besides its own text."""
-    named = (Path(name) for name in (cell.policy, cell.workload, cell.model, cell.profile or ""))
-    return tuple(path for path in named if path.is_file())
 
 
 def command_of(cell: Cell) -> str:

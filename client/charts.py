@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Stack:
-    """Shares of a whole, in the order of the legend."""
+    """Shares of a whole, in the order of the parts."""
 
     label: str
     shares: Sequence[float]
@@ -63,6 +63,21 @@ class Curve:
     label: str
     points: Sequence[tuple[float, float]]
     """(share of all values, ms above 0), ascending."""
+    series: int = 0
+    """Which colour it has; beyond the last one the colours come again with dashes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the shares of a stack, as the legend has it."""
+
+    name: str
+    colour: str
+
+
+def colour_of(series: int) -> str:
+    """Of a series; they come again after the last one."""
+    return COLOURS[series % len(COLOURS)]
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
@@ -74,24 +89,23 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     for index, row in enumerate(rows):
         y = index * ROW
         parts.append(_name(row.label, y))
-        parts.append(_rect(LABEL, y + 4, row.value * scale, ROW - 8, COLOURS[row.series % len(COLOURS)]))
+        parts.append(_rect(LABEL, y + 4, row.value * scale, ROW - 8, colour_of(row.series)))
         if row.high > row.low:
             parts.append(_whisker(LABEL + row.low * scale, LABEL + row.high * scale, y + ROW / 2))
         parts.append(_text(LABEL + max(row.high, row.value) * scale + 6, y + 15, row.note))
     return _svg(title, len(rows) * ROW, parts)
 
 
-def stacks(title: str, names: Sequence[str], rows: Sequence[Stack]) -> str:
+def stacks(title: str, shown: Sequence[Part], rows: Sequence[Stack]) -> str:
     """Shares beside each other, each row as wide as its shares are together; 1 is the full width."""
-    legend, top = _legend(names)
+    legend, top = _legend(shown)
     parts = [legend]
     for index, row in enumerate(rows):
         y, x = top + index * ROW, float(LABEL)
         parts.append(_name(row.label, y))
-        for series, share in enumerate(row.shares):
+        for part, share in zip(shown, row.shares, strict=True):
             width = share * (WIDTH - LABEL - MARGIN)
-            title_of_share = f"{names[series]} {share:.2%}"
-            parts.append(_rect(x, y + 4, width, ROW - 8, COLOURS[series % len(COLOURS)], title_of_share))
+            parts.append(_rect(x, y + 4, width, ROW - 8, part.colour, f"{part.name} {share:.2%}"))
             x += width
     bottom = top + len(rows) * ROW
     for share in MARKS_OF_A_WHOLE:
@@ -103,7 +117,7 @@ def stacks(title: str, names: Sequence[str], rows: Sequence[Stack]) -> str:
 
 def curves(title: str, rows: Sequence[Curve], mark_ms: float | None) -> str:
     """Quantiles of times on a logarithmic scale; `mark_ms` draws an SLO."""
-    legend, top = _legend([row.label for row in rows])
+    legend, top = _legend([Part(row.label, colour_of(row.series)) for row in rows])
     values = [ms for row in rows for _, ms in row.points if ms > 0] + ([mark_ms] if mark_ms else [])
     if not values:
         return _svg(title, top + ROW, [_text(LABEL, top + 15, "nothing was measured")])
@@ -113,10 +127,10 @@ def curves(title: str, rows: Sequence[Curve], mark_ms: float | None) -> str:
         y = frame.y(mark_ms)
         parts.append(f'<line x1="60" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" class="slo"/>')
         parts.append(_text(64, y - 4, f"SLO {mark_ms:g} ms"))
-    for index, row in enumerate(rows):
+    for row in rows:
         path = " ".join(f"{frame.x(share):.1f},{frame.y(ms):.1f}" for share, ms in row.points if ms > 0)
-        colour = COLOURS[index % len(COLOURS)]
-        dashes = ' stroke-dasharray="6 3"' if index >= len(COLOURS) else ""
+        colour = colour_of(row.series)
+        dashes = ' stroke-dasharray="6 3"' if row.series >= len(COLOURS) else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
     return _svg(title, top + CURVE_HEIGHT + 30, parts)
 
@@ -167,14 +181,14 @@ def _marks(least: float, largest: float) -> list[float]:
     return kept
 
 
-def _legend(names: Sequence[str]) -> tuple[str, int]:
+def _legend(shown: Sequence[Part]) -> tuple[str, int]:
     """Names with their colours, three a line, and the height that takes."""
     parts = []
-    for index, name in enumerate(names):
+    for index, part in enumerate(shown):
         x, y = index % 3 * (WIDTH // 3), index // 3 * 18
-        parts.append(_rect(x, y + 3, 12, 10, COLOURS[index % len(COLOURS)]))
-        parts.append(_text(x + 17, y + 12, name, CHARACTERS - 8))
-    return "".join(parts), (len(names) + 2) // 3 * 18 + 8
+        parts.append(_rect(x, y + 3, 12, 10, part.colour))
+        parts.append(_text(x + 17, y + 12, part.name, CHARACTERS - 8))
+    return "".join(parts), (len(shown) + 2) // 3 * 18 + 8
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:

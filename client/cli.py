@@ -23,6 +23,7 @@ from muxk.client import (
     cli_test,
     cli_tune,
 )
+from muxk.client.terminal import told_when_full
 
 
 def build_app() -> typer.Typer:
@@ -65,7 +66,8 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `muxk` script."""
-    build_app()()
+    with told_when_full():
+        build_app()()
 
 
 if __name__ == "__main__":

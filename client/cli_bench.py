@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import USAGE, die, readable_errors
+from muxk.client.terminal import plain_console
 
 if TYPE_CHECKING:
     from muxk.client.bench import PolicyChoice
@@ -62,7 +63,6 @@ def bench(
     from muxk.client.bench import BenchPlan, PolicyChoice, run_bench
     from muxk.client.report import as_json, table
     from muxk.client.workload import MixedLoad
-    from rich.console import Console
 
     choices = tuple(PolicyChoice.parse(name) for name in policies.split(",") if name.strip())
     longs = parse_longs(long_in, long_every, seconds)
@@ -83,7 +83,7 @@ def bench(
     with readable_errors():
         results = run_bench(plan, lambda text: typer.echo(text, err=True))
     for tokens in dict.fromkeys(result.long_in for result in results):
-        Console().print(table([result for result in results if result.long_in == tokens], plan.slo_ms))
+        plain_console().print(table([result for result in results if result.long_in == tokens], plan.slo_ms))
     if json_file is not None:
         json_file.write_bytes(as_json(plan, results, shlex.join(["muxk", *sys.argv[1:]])))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,10 @@ import typer
 from muxk.client import study_options as options
 from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
 from muxk.client.study_goals import Goal
+from muxk.client.study_progress import opened_study
+from muxk.client.terminal import plain_console
 from muxk.client.turns import Turns
+from muxk.client.written_files import check_files, write_files
 
 if TYPE_CHECKING:
     from muxk.client.compare import Entry, Study
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 REQUESTS_DEFAULT = 200
 SEEDS_DEFAULT = 3
+TOLERANCE_DEFAULT = 0.03
+QUICK: Mapping[str, float] = {"requests": 60, "seeds": 1, "tolerance": 0.2}
+"""What --quick puts in place of defaults."""
 
 
 Policies = Annotated[
@@ -44,9 +51,18 @@ Html = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write every figure of every run at a rate.")
 ]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick",
+        help="A first look in minutes: one seed, runs of 60 requests, goodputs to 20 %. What you give "
+        "yourself of --seeds, --requests and --tolerance counts.",
+    ),
+]
 
 
 def compare(
+    context: typer.Context,
     policies: Policies,
     settings: Settings = None,
     workloads: Workloads = ["sharegpt"],  # noqa: B006 - Typer reads it and changes nothing
@@ -58,7 +74,8 @@ def compare(
     requests: options.Requests = REQUESTS_DEFAULT,
     tbt: options.Tbt = None,
     ttft: options.Ttft = options.TTFT_DEFAULT,
-    tolerance: options.Tolerance = 0.03,
+    tolerance: options.Tolerance = TOLERANCE_DEFAULT,
+    quick: Quick = False,
     turns: options.TurnsOption = Turns.OPEN,
     kv_tokens: options.KvTokens = None,
     jobs: options.Jobs = None,
@@ -75,7 +92,10 @@ def compare(
     from muxk.client.compare import Study
     from muxk.client.compare import compare as run
 
-    options.check_files(("--html", html), ("--json", json_file))
+    check_files(("--html", html), ("--json", json_file))
+    if quick:
+        few, one, coarse = (_quick(context, name) for name in ("requests", "seeds", "tolerance"))
+        requests, seeds, tolerance = int(few), int(one), coarse
     shared = options.template(policies[0], model, requests, tbt, ttft)
     study = Study(
         tuple(_contenders(policies, device, parse_settings(settings))),
@@ -85,13 +105,21 @@ def compare(
         tuple(range(seeds)),
         tuple(dict.fromkeys(goals)),
         tolerance,
+        quick,
     )
     _check(study)
-    with options.opened_lab(jobs, cache) as lab:
-        entries = run(lab, study, options.tell_plan)
-    _report(study, entries, html, json_file)
+    with opened_study(jobs, cache) as opened:
+        entries = run(opened.lab, study, opened.tell_plan)
+    _report(study, entries, opened.notes(), html, json_file)
     if all(entry.error for entry in entries):
         raise typer.Exit(FAILED)
+
+
+def _quick(context: typer.Context, name: str) -> float:
+    """The value of an option under --quick: that of the command line if it is there."""
+    source = context.get_parameter_source(name)
+    given = source is not None and source.name != "DEFAULT"
+    return float(context.params[name]) if given else QUICK[name]
 
 
 def _contenders(texts: list[str], device: str, settings: dict[str, str]) -> list[Contender]:
@@ -119,23 +147,29 @@ def _check(study: Study) -> None:
             options.check_cell(study.cell(contender, workload))
 
 
-def _report(study: Study, entries: list[Entry], html: Path | None, json_file: Path | None) -> None:
+def _report(
+    study: Study, entries: list[Entry], notes: Sequence[str], html: Path | None, json_file: Path | None
+) -> None:
+    """The files first: whatever becomes of the terminal, they are there."""
     import sys
 
     import msgspec
     from muxk.actors.system import installed_version
     from muxk.client import compare_html, compare_report
     from muxk.client.cell_store import code_version
-    from rich.console import Console
+    from muxk.policies.problems import visible
 
-    console = Console()
+    origin = compare_report.Origin(("muxk", *sys.argv[1:]), installed_version(), code_version())
+    said = (*compare_report.notes(study, entries), *notes)
+    made = compare_report.as_dict(study, entries, said, origin)
+    written = write_files(
+        ("--json", json_file, msgspec.json.format(msgspec.json.encode(made)) + b"\n"),
+        ("--html", html, compare_html.page(study, entries, said, origin).encode()),
+    )
+    console = plain_console()
     for table in compare_report.tables(study, entries, console):
         console.print(table)
-    for note in compare_report.notes(study, entries):
-        console.print(note, markup=False, highlight=False)
-    origin = compare_report.Origin(("muxk", *sys.argv[1:]), installed_version(), code_version())
-    if json_file is not None:
-        made = compare_report.as_dict(study, entries, origin)
-        options.write_file("--json", json_file, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-    if html is not None:
-        options.write_file("--html", html, compare_html.page(study, entries, origin).encode())
+    for note in said:
+        console.print(visible(note), highlight=False)
+    if not written:
+        raise typer.Exit(USAGE)

@@ -10,7 +10,10 @@ import typer
 from muxk.client import study_options as options
 from muxk.client.options import USAGE, Settings, die, parse_settings
 from muxk.client.study_goals import Goal
+from muxk.client.study_progress import INTERRUPTED, opened_store, opened_study
+from muxk.client.terminal import plain_console
 from muxk.client.turns import Turns
+from muxk.client.written_files import check_files, write_files
 
 if TYPE_CHECKING:
     from muxk.client.cells import Cell
@@ -69,7 +72,7 @@ def diff(
     """
     from muxk.client.cells import Cell
 
-    options.check_files(("--json", json_file))
+    check_files(("--json", json_file))
     slo = options.ttft_slo(ttft)
     template = Cell(
         old,
@@ -87,6 +90,8 @@ def diff(
         kv_tokens=kv_tokens,
     )
     cells = [_cell(text, template, parse_settings(settings)) for text in (old, new)]
+    if goals:
+        opened_store(cache)
     found = _diff(cells[0], cells[1], first)
     goodputs = _goodputs(cells, goals or [], seeds, jobs, cache)
     _report(found, (old, new), goodputs, json_file)
@@ -119,7 +124,7 @@ def _diff(old: Cell, new: Cell, first: int) -> PolicyDiff:
     except (StartupError, ClientError) as error:
         die(str(error), USAGE)
     except KeyboardInterrupt:
-        die("stopped", options.INTERRUPTED)
+        die("stopped", INTERRUPTED)
 
 
 def _goodputs(
@@ -135,28 +140,28 @@ def _goodputs(
     full = [replace(cell, output_max=None) for cell in cells]
     wanted = list(dict.fromkeys(goals))
     sought = [Sought(cell, goal, around(rate), tuple(range(seeds))) for goal in wanted for cell in full]
-    with options.opened_lab(jobs, cache) as lab:
-        found = lab.goodputs(sought)
+    with opened_study(jobs, cache) as study:
+        study.begin()
+        found = study.lab.goodputs(sought)
     return {goal: (found[2 * place], found[2 * place + 1]) for place, goal in enumerate(wanted)}
 
 
 def _report(found: PolicyDiff, labels: tuple[str, str], goodputs: Goodputs, json_file: Path | None) -> None:
+    import msgspec
     from muxk.policies.problems import visible
-    from rich.console import Console
 
-    if json_file is not None:
-        import msgspec
-
-        made = msgspec.json.format(msgspec.json.encode(_as_dict(found, labels, goodputs)))
-        options.write_file("--json", json_file, made + b"\n")
-    console = Console(soft_wrap=True)
+    made = msgspec.json.format(msgspec.json.encode(_as_dict(found, labels, goodputs))) + b"\n"
+    written = write_files(("--json", json_file, made))
+    console = plain_console()
     for line in _lines(found, labels, goodputs):
-        console.print(visible(line), markup=False, highlight=False)
+        console.print(visible(line), soft_wrap=True, highlight=False)
+    if not written:
+        raise typer.Exit(USAGE)
 
 
 def _lines(found: PolicyDiff, labels: tuple[str, str], goodputs: Goodputs) -> Iterator[str]:
     from muxk.client.compare_report import goodput_in_words
-    from muxk.client.diff_view import difference, figures, point_counts
+    from muxk.client.diff_view import difference, figures, judged_by, point_counts
 
     if not found.changed:
         yield f"{labels[1]} does the same as {labels[0]} here: every decision and every figure"
@@ -171,6 +176,7 @@ def _lines(found: PolicyDiff, labels: tuple[str, str], goodputs: Goodputs) -> It
     yield ""
     yield "a run of each on the same requests:"
     yield from figures(found)
+    yield from judged_by(found)
     for goal, (before, after) in goodputs.items():
         yield (
             f"{goal.value} goodput, requests/s: {goodput_in_words(before)} -> {goodput_in_words(after)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from muxk.client.options import FAILED, USAGE, die
 from muxk.client.progress import terminal_display
+from muxk.client.terminal import plain_console
 
 if TYPE_CHECKING:
     from muxk.actors.backends import Backend
@@ -155,7 +156,6 @@ def _report(found: Profile, path: Path) -> None:
 def _check(backend: Backend, found: Profile) -> None:
     """A table of errors on held-out shapes; exit code 1 when one is over what the paper reports."""
     from muxk.actors.profile_check import REPEATS, check_profile
-    from rich.console import Console
     from rich.table import Table
 
     try:
@@ -170,7 +170,7 @@ def _check(backend: Backend, found: Profile) -> None:
         table.add_row(
             row.name, f"{len(row.errors):,}", f"{row.median:.1%}", f"{row.largest:.1%}", allowed, verdict
         )
-    console = Console()
+    console = plain_console()
     console.print(table)
     console.print(f"Predicted against the median of {REPEATS} measurements, on every number of units.")
     if not all(row.kept for row in rows):

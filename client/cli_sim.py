@@ -17,14 +17,14 @@ from muxk.client.study_options import (
     Model,
     Tbt,
     TurnsOption,
-    check_files,
     check_names,
     tbt_ms,
     ttft_slo,
-    write_file,
 )
 from muxk.client.study_options import Workload as WorkloadOption
+from muxk.client.terminal import described_tasks, error_console, plain_console
 from muxk.client.turns import Turns
+from muxk.client.written_files import check_files, write_files
 
 if TYPE_CHECKING:
     from muxk.actors.gpu_backend import GpuBackend
@@ -213,12 +213,11 @@ def _shown() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda share, now_s, ended: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:<36}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    columns = (described_tasks(36), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=error_console(), transient=True) as bars:
         task = bars.add_task("calibrating", total=None)
 
         def show(share: float | None, now_s: float, ended: int) -> None:
@@ -232,11 +231,11 @@ def _shown() -> Iterator[Progress]:
 def _report(plan: SimPlan, workload: str, rate: float | None, run: Run, json_file: Path | None) -> None:
     import msgspec
     from muxk.client.sim_report import Asked, as_dict, table
-    from rich.console import Console
 
     asked = Asked(workload, rate)
-    Console().print(table(plan, asked, run))
+    plain_console().print(table(plan, asked, run))
     if json_file is None:
         return
     made = msgspec.json.format(msgspec.json.encode(as_dict(plan, asked, run)))
-    write_file("--json", json_file, made + b"\n")
+    if not write_files(("--json", json_file, made + b"\n")):
+        raise typer.Exit(USAGE)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from muxk.client import study_options as options
 from muxk.client.options import FAILED, USAGE, Settings, die, parse_settings
+from muxk.client.study_progress import opened_study
+from muxk.client.terminal import plain_console
 from muxk.client.tune_by import By
 from muxk.client.turns import Turns
+from muxk.client.written_files import check_files, write_files
 
 if TYPE_CHECKING:
     from muxk.client.param_grid import Settings as Candidate
@@ -72,7 +75,7 @@ def tune(
     from muxk.client.tune import Tuning
     from muxk.client.tune import tune as run
 
-    options.check_files(("--json", json_file))
+    check_files(("--json", json_file))
     if rate is None and not by.is_goodput:
         die(f"--by {by.value} needs --rate: say how many requests come a second", USAGE)
     cell = replace(
@@ -85,9 +88,9 @@ def tune(
     )
     tuning = Tuning(cell, _candidates(params), by, rate, tuple(range(seeds)), tolerance, halving)
     _check(tuning)
-    with options.opened_lab(jobs, cache) as lab:
-        scores = run(lab, tuning, options.tell_plan)
-    _report(tuning, scores, write, json_file)
+    with opened_study(jobs, cache) as study:
+        scores = run(study.lab, tuning, study.tell_plan)
+    _report(tuning, scores, study.notes(), write, json_file)
     if scores[0].error:
         raise typer.Exit(FAILED)
 
@@ -118,17 +121,19 @@ def _check(tuning: Tuning) -> None:
     options.check_cell(replace(tuning.cell, settings=(*tuning.cell.settings, *tuning.candidates[0])))
 
 
-def _report(tuning: Tuning, scores: list[Score], write: bool, json_file: Path | None) -> None:
+def _report(
+    tuning: Tuning, scores: list[Score], notes: Sequence[str], write: bool, json_file: Path | None
+) -> None:
     from muxk.client import tune_report
-    from rich.console import Console
+    from muxk.policies.problems import visible
 
-    if json_file is not None:
-        options.write_file("--json", json_file, tune_report.as_json(tuning, scores))
-    if write:
-        if not scores[0].error:
-            typer.echo(tune_report.options_of(scores[0]))
-        return
-    console = Console()
-    console.print(tune_report.table(tuning, scores))
-    for note in tune_report.notes(tuning, scores):
-        console.print(note, markup=False, highlight=False)
+    written = write_files(("--json", json_file, tune_report.as_json(tuning, scores)))
+    if not write:
+        console = plain_console()
+        console.print(tune_report.table(tuning, scores))
+        for note in (*tune_report.notes(tuning, scores), *notes):
+            console.print(visible(note), highlight=False)
+    elif not scores[0].error:
+        typer.echo(tune_report.options_of(scores[0]))
+    if not written:
+        raise typer.Exit(USAGE)

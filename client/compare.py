@@ -14,8 +14,8 @@ from math import floor, log10
 import msgspec
 from muxk.client.cells import Cell, Goal, Outcome
 from muxk.client.contenders import Contender
-from muxk.client.experiments import CellFailed, Lab, Sought, around
-from muxk.client.goodput import Goodput
+from muxk.client.experiments import CHECKED_BEYOND, CellFailed, Lab, Sought, around
+from muxk.client.goodput import Goodput, runs_left
 
 ALL_AT_ONCE = 1000.0
 """Requests a second that no server keeps up with: what it completes then shows where to search."""
@@ -23,9 +23,11 @@ START = 0.7
 """Of what is completed when all come at once: the first rate of a search."""
 LOADS = (0.3, 0.6, 1.0)
 """Of the first contender's goodput: where figures are taken by default."""
-RUNS_OF_FIRST_GOAL = 9
-RUNS_OF_OTHER_GOAL = 6
-"""Runs that a search makes, about; the second goal shares some with the first."""
+SHARED_RUNS = 3
+"""Of the search for one goal, about: those that the search for another makes too."""
+SLOWER = 1.5
+"""How much longer a run takes at the rates that are searched than with all at once, about: batches are
+smaller. Only the first guess of the time rests on it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class Study:
     seeds: tuple[int, ...]
     goals: tuple[Goal, ...]
     tolerance: float
+    quick: bool = False
+    """It was asked for few and short runs: what it says is coarse, and it must say so."""
+
+    @property
+    def checks(self) -> tuple[float, ...]:
+        """Where searches look beyond their answers."""
+        return () if self.quick else CHECKED_BEYOND
 
     def cell(self, contender: Contender, workload: str) -> Cell:
         """The cell of a pair, without a rate."""
@@ -88,6 +97,8 @@ class Plan:
     runs: int
     seconds: float
     """About, with the processes there are."""
+    work: tuple[tuple[Cell, int], ...] = ()
+    """How many of the runs are of which cell, at whatever rate and seed."""
 
 
 def compare(lab: Lab, study: Study, tell: Callable[[Plan], None] = lambda plan: None) -> list[Entry]:
@@ -98,7 +109,7 @@ def compare(lab: Lab, study: Study, tell: Callable[[Plan], None] = lambda plan: 
         for contender in study.contenders
     ]
     probes = _probe(lab, entries)
-    tell(_plan(study, probes, lab.jobs))
+    tell(_plan(study, entries, probes, lab.jobs))
     alive = [entry for entry in entries if not entry.error]
     _search(lab, study, alive)
     _measure(lab, study, entries)
@@ -116,17 +127,24 @@ def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
     return [probe for probe in probes if not probe.error]
 
 
-def _plan(study: Study, probes: Sequence[Outcome], jobs: int) -> Plan:
-    seeds, rates = len(study.seeds), len(study.rates) or len(LOADS)
-    searched = RUNS_OF_FIRST_GOAL + RUNS_OF_OTHER_GOAL * (len(study.goals) - 1) if study.goals else 0
-    runs_each = seeds * (searched + rates)
-    return Plan(runs_each * len(probes), runs_each * sum(probe.seconds for probe in probes) / jobs)
+def _plan(study: Study, entries: Sequence[Entry], probes: Sequence[Outcome], jobs: int) -> Plan:
+    measured = len(study.seeds) * (len(study.rates) or len(LOADS))
+    searched = len(study.seeds) * runs_of_searches(len(study.goals), study.tolerance, study.checks)
+    seconds = SLOWER * (searched + measured) * sum(probe.seconds for probe in probes) / jobs
+    work = tuple((entry.cell, searched + measured) for entry in entries if not entry.error)
+    return Plan((searched + measured) * len(probes), seconds, work)
+
+
+def runs_of_searches(goals: int, tolerance: float, checks: tuple[float, ...]) -> int:
+    """About how many runs the searches for so many goals make together, with one seed."""
+    one = runs_left({}, around(1.0, tolerance, checks))
+    return one + max(1, one - SHARED_RUNS) * (goals - 1) if goals else 0
 
 
 def _search(lab: Lab, study: Study, entries: Sequence[Entry]) -> None:
     pairs = [(entry, goal) for entry in entries for goal in study.goals]
     sought = [
-        Sought(entry.cell, goal, around(_start(study, entry), study.tolerance), study.seeds)
+        Sought(entry.cell, goal, around(_start(study, entry), study.tolerance, study.checks), study.seeds)
         for entry, goal in pairs
     ]
     for (entry, goal), found in zip(pairs, lab.goodputs(sought), strict=True):

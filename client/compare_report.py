@@ -227,6 +227,11 @@ def ms(value: float) -> str:
 def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
     """What whoever reads the tables must know."""
     template = study.template
+    if study.quick:
+        yield (
+            "COARSE (--quick): few and short runs, goodputs beyond which nothing was tried. It tells apart "
+            "what differs by half or more; run without --quick before you rely on it."
+        )
     tbt = "the policy's own TBT SLO" if template.tbt_ms is None else f"a TBT of {template.tbt_ms:g} ms"
     yield (
         f"strict: at most 1 % of all token gaps over {tbt}, and the queue is stable. joint: 90 % of requests "
@@ -259,7 +264,7 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         yield "*: with some seed a rate above one that was not met was met again; the lower one counts."
 
 
-def as_dict(study: Study, entries: Sequence[Entry], origin: Origin) -> dict[str, Any]:
+def as_dict(study: Study, entries: Sequence[Entry], said: Sequence[str], origin: Origin) -> dict[str, Any]:
     """Nothing in it depends on the machine, the time or the number of processes."""
     return {
         "version": VERSION,
@@ -275,6 +280,8 @@ def as_dict(study: Study, entries: Sequence[Entry], origin: Origin) -> dict[str,
         "ttft_ms": study.template.ttft_ms,
         "ttft_ms_per_prompt_token": study.template.ttft_ms_per_prompt_token,
         "turns": study.template.turns.value,
+        "quick": study.quick,
+        "notes": list(said),
         "entries": [_entry(entry) for entry in entries],
     }
 

@@ -12,6 +12,7 @@ from muxk.client.demo_view import live_view, plain_line, summary_table
 from muxk.client.errors import ClientError, RequestError
 from muxk.client.progress import terminal_display
 from muxk.client.server_process import ServerDied, ServerProcess
+from muxk.client.terminal import plain_console
 from rich.console import Console
 from rich.live import Live
 
@@ -21,7 +22,7 @@ LINE_EVERY_S = 1.0
 
 def run_demo(server: ServerProcess, seconds: float) -> None:
     """Show a server that was started. Raises ClientError when it dies or a request fails."""
-    console = Console()
+    console = plain_console()
     with terminal_display() as display:
         endpoint = server.wait_ready(display.progress)
     try:

@@ -30,7 +30,7 @@ def live_view(
     policy = _part(state, "server").get("policy", server.policy)
     title = f"muxk: {server.model} on {server.device}, policy {policy}"
     clock = f"{min(facts.elapsed_s, seconds):.0f} of {seconds:.0f} s"
-    head = Panel(Group(*_lanes(state), _times(facts, state)), title=title, subtitle=clock)
+    head = Panel(Group(*_lanes(state), _times(facts, state)), title=Text(title), subtitle=clock)
     tail = CHAT_LINES * int((width // 2 - 4) * 0.85)  # lines break at words, so not all are full
     panels = [_chat(number, chat, tail) for number, chat in enumerate(facts.chats, 1)]
     chats = Table.grid(expand=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from muxk.client.compare_report import ms
 from muxk.client.explain_view import table
 from muxk.client.policy_diff import PolicyDiff, matched
+from muxk.client.run_notes import RunNotes
 from muxk.policies.explanation import Explanation
 
 TIMES = ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms", "max_itl_ms", "p99_tpot_ms")
@@ -59,6 +60,21 @@ def figures(found: PolicyDiff) -> Iterator[str]:
         was, is_now = before["verdicts"][name], after["verdicts"][name]
         rows.append((f"  {name}", _yes(was), _yes(is_now), "" if was == is_now else "changed"))
     yield from table(rows)
+
+
+def judged_by(found: PolicyDiff) -> Iterator[str]:
+    """Whose SLOs the verdicts are of, and rules that failed in the runs."""
+    slos = [one["slo"]["tbt_ms"] for one in (found.before, found.after)]
+    classed = [bool(one["classes"]) for one in (found.before, found.after)]
+    if not any(classed) and slos[0] != slos[1]:
+        yield (
+            f"strict and joint judge OLD by its own TBT SLO of {slos[0]:g} ms and NEW by its {slos[1]:g} ms; "
+            "--tbt judges both by one"
+        )
+    notes = RunNotes()
+    for label, figures_of in (("OLD", found.before), ("NEW", found.after)):
+        notes.add(label, figures_of)
+    yield from notes.lines()
 
 
 def _change(old: float, new: float) -> str:

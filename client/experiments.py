@@ -20,11 +20,13 @@ import msgspec
 from muxk.client.cell_pool import CellPool, Store, Told, usable_cores
 from muxk.client.cells import Cell, Goal, Outcome
 from muxk.client.errors import ClientError
-from muxk.client.goodput import Goodput, Search, SeedGoodput, combine, search_rate
+from muxk.client.forecast import Forecast
+from muxk.client.goodput import Goodput, Search, SeedGoodput, combine, runs_left, search_rate
 
 TOLERANCE = 0.03
 """Relative width of the last bracket of a search."""
 FACTOR = 1024.0
+CHECKED_BEYOND = (1.2, 1 / 1.2)
 THREADS_MAX = 256
 """Searches that are under way at once; each waits for its runs."""
 
@@ -51,6 +53,7 @@ class Lab:
     ) -> None:
         """`jobs` None: one process for each core that may be used."""
         self._pool = CellPool(jobs or usable_cores(), store, told)
+        self.forecast = Forecast(self._pool.jobs)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="study")
 
     @property
@@ -59,8 +62,14 @@ class Lab:
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Outcomes in the order of the cells; one that failed says why in its place."""
-        futures = [self._threads.submit(self._pool.run, cell) for cell in cells]
+        futures = [self._threads.submit(self._run, cell) for cell in cells]
         return [future.result() for future in futures]
+
+    def _run(self, cell: Cell) -> Outcome:
+        outcome = self._pool.run(cell)
+        self.forecast.ran(cell, outcome.seconds)
+        self.forecast.came(cell)
+        return outcome
 
     def goodput_of(self, cell: Cell, goal: Goal, search: Search, seeds: Sequence[int]) -> Goodput:
         """The highest rate that meets the objectives. Raises CellFailed when a run came to nothing."""
@@ -71,6 +80,9 @@ class Lab:
 
     def goodputs(self, sought: Sequence[Sought]) -> list[Goodput | CellFailed]:
         """Goodputs in the order in which they are asked for, with failures in their place."""
+        for one in sought:
+            for seed in one.seeds:
+                self.forecast.search((one, seed), one.cell, runs_left({}, one.search))
         futures = [
             [self._threads.submit(self._search, one, seed) for seed in one.seeds]
             for one in sought  # all of them, before the first is waited for
@@ -78,13 +90,22 @@ class Lab:
         return [_combined(of_seeds) for of_seeds in futures]
 
     def _search(self, sought: Sought, seed: int) -> SeedGoodput:
+        found: dict[float, bool] = {}
+
         def met(rate: float, seed: int) -> bool:
-            outcome = self._pool.run(msgspec.structs.replace(sought.cell, rate=rate, seed=seed))
+            cell = msgspec.structs.replace(sought.cell, rate=rate, seed=seed)
+            outcome = self._pool.run(cell)
+            self.forecast.ran(cell, outcome.seconds)
             if outcome.error:
                 raise CellFailed(outcome.error)
-            return outcome.meets(sought.goal)
+            found[rate] = outcome.meets(sought.goal)
+            self.forecast.search((sought, seed), sought.cell, runs_left(found, sought.search))
+            return found[rate]
 
-        return search_rate(met, sought.search, seed)
+        try:
+            return search_rate(met, sought.search, seed)
+        finally:
+            self.forecast.search((sought, seed), sought.cell, 0)
 
     def close(self) -> None:
         """End everything."""
@@ -107,6 +128,6 @@ def _combined(of_seeds: Sequence[Future[SeedGoodput]]) -> Goodput | CellFailed:
         return error
 
 
-def around(rate: float, tolerance: float = TOLERANCE) -> Search:
+def around(rate: float, tolerance: float = TOLERANCE, checks: tuple[float, ...] = CHECKED_BEYOND) -> Search:
     """A search that starts at a rate, goes far from it both ways, and checks once beyond its answer."""
-    return Search(rate, rate / FACTOR, rate * FACTOR, tolerance, checks=(1.2, 1 / 1.2))
+    return Search(rate, rate / FACTOR, rate * FACTOR, tolerance, checks=checks)

@@ -11,7 +11,7 @@ for that rate also serves the ones below it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, stdev
@@ -191,6 +191,21 @@ def confidence(values: Sequence[float]) -> float:
     return quantile * stdev(values) / math.sqrt(len(values))
 
 
+def runs_left(met: dict[float, bool], search: Search) -> int:
+    """About how many runs a search still makes, as long as what it finds is monotone."""
+    supported, not_met = bracket(met)
+    if supported is None or not_met is None:
+        checks = len(search.checks)
+        outside = 1 if met else 2
+        ratio = search.step
+    else:
+        checks = sum(not _is_near(met, rate, factor) for rate, factor in _checks(supported, not_met, search))
+        outside = 0
+        ratio = not_met / supported
+    halvings = math.ceil(math.log2(max(1.0, math.log(ratio) / math.log1p(search.tolerance))))
+    return max(1, outside + halvings + checks)
+
+
 def _next_rate(met: dict[float, bool], search: Search) -> float | None:
     """The rate to try next; None when the search is over."""
     supported, not_met = bracket(met)
@@ -208,12 +223,20 @@ def _next_rate(met: dict[float, bool], search: Search) -> float | None:
 
 def _next_check(met: dict[float, bool], supported: float, not_met: float, search: Search) -> float | None:
     """A rate further out that has nothing near it yet."""
-    for factor in search.checks:
-        rate = (not_met if factor > 1 else supported) * factor
-        near = any(abs(math.log(tried / rate)) < abs(math.log(factor)) / 8 for tried in met)
-        if search.lowest <= rate <= search.highest and not near:
+    for rate, factor in _checks(supported, not_met, search):
+        if search.lowest <= rate <= search.highest and not _is_near(met, rate, factor):
             return rate
     return None
+
+
+def _checks(supported: float, not_met: float, search: Search) -> Iterator[tuple[float, float]]:
+    """Rates further out, and by how much they are."""
+    for factor in search.checks:
+        yield (not_met if factor > 1 else supported) * factor, factor
+
+
+def _is_near(met: dict[float, bool], rate: float, factor: float) -> bool:
+    return any(abs(math.log(tried / rate)) < abs(math.log(factor)) / 8 for tried in met)
 
 
 def _limit(supported: float | None, not_met: float | None, search: Search, *, ended: bool) -> Limit:

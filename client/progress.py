@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import typer
+from muxk.client.terminal import described_tasks, error_console
 
 
 class Display(Protocol):
@@ -25,15 +26,14 @@ class BarDisplay:
     """A bar for each stage; on a terminal. A stage ends when the share falls back."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
         self._bars = Progress(
-            TextColumn("{task.description:<44}"),
+            described_tasks(44),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=error_console(),
         )
         self._stages = Stages()
         self._task: TaskID | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 SPLITS_SHOWN = 4
+ERRORS_SHOWN = 3
+ERROR_CHARS = 160
 QUEUE_REQUESTS_MIN = 40
 """With fewer, one or two that wait decide whether a queue counts as stable."""
 VERSION = 1
@@ -68,6 +70,7 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "split_changes": run.counts["split changes"],
         "decode_steps": run.counts["decode steps"],
         "policy_answers": run.answers,
+        "policy_errors": run.rule_errors,
         "calibration_seconds": run.calibration_ns / S,
         "simulated_seconds": run.duration_ns / S,
         "wall": wall(run),
@@ -148,6 +151,8 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
         f"{run.duration_ns / S:,.1f} s in {clock['seconds']:,.1f} s: "
         f"{clock['times_real_time']:.1f} times real time",
     )
+    if run.rule_errors:
+        yield "policy errors", visible(errors_in_words(run.rule_errors))
     if totals.requests < QUEUE_REQUESTS_MIN:
         yield "note", f"{totals.requests} requests say little of a queue: one or two that wait decide"
     if run.longest_tokens > plan.gpu.shape.context_max:
@@ -156,6 +161,14 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
             f"contexts of up to {run.longest_tokens:,} tokens; the model was trained for "
             f"{plan.gpu.shape.context_max:,}: taken as with scaled positions",
         )
+
+
+def errors_in_words(errors: Mapping[str, int]) -> str:
+    """How often a policy could not answer, and the most frequent reasons."""
+    most = sorted(errors.items(), key=lambda entry: (-entry[1], entry[0]))[:ERRORS_SHOWN]
+    shown = "; ".join(f"{' '.join(text.split())[:ERROR_CHARS]} ({count:,})" for text, count in most)
+    more = f"; and {len(errors) - len(most)} others" if len(errors) > len(most) else ""
+    return f"{sum(errors.values()):,} times a rule failed and others answered in its place: {shown}{more}"
 
 
 def _moves(run: Run) -> str:

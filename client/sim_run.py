@@ -54,6 +54,8 @@ CHECK_EVERY_NS = 60 * S
 """Between two checks of the server's invariants: they read the whole KV pool, which is large here."""
 GATEWAY: Ref[Any] = Ref("gateway")
 COUNTED = ("preemptions", "split changes", "decode steps")
+MOVED = (("migrations", "requests"), ("migrated pages", "pages"))
+FETCHED = (("fetches", "fetches"), ("fetched pages", "fetched_pages"))
 
 Progress = Callable[[float | None, float, int], None]
 """(share done, None where it is not known; seconds of virtual time; requests ended)."""
@@ -120,6 +122,8 @@ class Run:
     recomputes: int = 0
     answers: int = 0
     """Questions that the policy answered."""
+    rule_errors: dict[str, int] = field(default_factory=dict)
+    """By their text: what the policy could not answer, so that what it extends or the defaults did."""
     longest_tokens: int = 0
     """Of a prompt with its answer."""
     wall: Wall = field(default_factory=Wall)
@@ -382,14 +386,10 @@ class _Simulator:
         run.recomputes = sum(decode["recomputes"] for decode in self._describe("decode"))
         if self._plan.gpu.cluster is not None:
             migration = self._runtime.actor("migration").describe()
-            run.counts["migrations"], run.counts["migrated pages"] = migration["requests"], migration["pages"]
-            run.counts["fetches"], run.counts["fetched pages"] = (
-                migration["fetches"],
-                migration["fetched_pages"],
-            )
+            run.counts |= {name: migration[key] for name, key in (*MOVED, *FETCHED)}
         run.idle = self._idle().minus(self._idle_before)
         run.duration_ns = self._now_ns()
-        run.answers = policy.answers
+        run.answers, run.rule_errors = policy.answers, dict(policy.errors)
         run.wall.scheduler_seconds = policy.elapsed_ns / S
         run.wall.scheduler_slowest_seconds = policy.slowest_ns / S
 

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from muxk.client.options import USAGE, die
+from muxk.client.terminal import described_tasks, error_console
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
-    from muxk.client.cells import Cell, Outcome
-    from muxk.client.compare import Plan
-    from muxk.client.experiments import Lab
+    from muxk.client.cells import Cell
     from muxk.client.sim_run import Progress
     from muxk.policies.units import TtftSlo
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 Device = Annotated[
     str,
@@ -124,23 +120,6 @@ def _hint(hint: str) -> str:
     return f"; {hint}" if hint else ""
 
 
-def check_files(*files: tuple[str, Path | None]) -> None:
-    """A mistake in where to write must not show after the run."""
-    for option, path in files:
-        if path is not None and not path.parent.is_dir():
-            die(f"{option} {path}: there is no folder {path.parent}", USAGE)
-        if path is not None and path.is_dir():
-            die(f"{option} {path}: that is a folder", USAGE)
-
-
-def write_file(option: str, path: Path, content: bytes) -> None:
-    """Write what was asked for; ends the command where that fails."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        die(f"{option} {path}: {error.strerror or error}", USAGE)
-
-
 def check_names(*names: str) -> None:
     """End the command for a name with bytes that are no text: it could stand in no report."""
     for name in names:
@@ -185,55 +164,6 @@ def check_cell(cell: Cell) -> None:
         die(f"--workload {cell.workload}: {error}", USAGE)
 
 
-@contextmanager
-def opened_lab(jobs: int | None, cache: Path | None) -> Iterator[Lab]:
-    """Where runs are done, with a count of them on a terminal. Ctrl-C ends all of it and the command."""
-    from muxk.client.cell_store import CellStore, StoreError, code_version
-    from muxk.client.experiments import Lab
-
-    try:
-        store = None if cache is None else CellStore(cache, code_version())
-    except StoreError as error:
-        die(f"--cache {error}", USAGE)
-    shown = _Counter() if sys.stderr.isatty() else None
-    try:
-        with Lab(jobs, store, _untold if shown is None else shown.count) as lab:
-            yield lab
-    except KeyboardInterrupt:
-        hint = "" if cache is None else f"; the same command goes on from {cache}"
-        die(f"stopped{hint}", INTERRUPTED)
-    finally:
-        if shown is not None:
-            shown.close()
-
-
-def _untold(cell: Cell, outcome: Outcome) -> None:
-    pass
-
-
-class _Counter:
-    """How many runs have ended; on a terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bars.add_task("0 runs")
-        self._runs = 0
-        self._bars.start()
-
-    def count(self, cell: Cell, outcome: Outcome) -> None:
-        self._runs += 1
-        rate = "" if cell.rate is None else f" at {cell.rate:.3g}/s"
-        latest = f"{self._runs} runs, the last: {cell.policy} on {cell.workload}{rate}"
-        self._bars.update(self._task, description=latest)
-
-    def close(self) -> None:
-        self._bars.stop()
-
-
 def rate_or_default(workload: str, rate: float | None) -> float | None:
     """1 request a second for a workload that has no rate of its own."""
     from muxk.client.synthetic import NAMES
@@ -247,12 +177,11 @@ def run_bar() -> Iterator[Callable[[str], Progress]]:
     if not sys.stderr.isatty():
         yield lambda label: lambda share, now_s, ended: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:<44}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    columns = (described_tasks(44), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=error_console(), transient=True) as bars:
 
         def of_run(label: str) -> Progress:
             task = bars.add_task(label, total=None)
@@ -265,15 +194,3 @@ def run_bar() -> Iterator[Callable[[str], Progress]]:
             return show
 
         yield of_run
-
-
-def tell_plan(plan: Plan) -> None:
-    """How long it will take, before it does."""
-    typer.echo(f"about {plan.runs} runs, {in_words(plan.seconds)} from here", err=True)
-
-
-def in_words(seconds: float) -> str:
-    """`40 s`, `3 min` or `2.5 h`."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

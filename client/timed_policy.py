@@ -1,10 +1,10 @@
-"""A policy whose answers are timed by the wall clock, and not changed."""
+"""A policy whose answers are timed by the wall clock, whose errors are counted, and which is not changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from muxk.kernel.placing import PlaceAnswer, PlaceView
 from muxk.kernel.policy import Policy
@@ -23,8 +23,17 @@ from muxk.kernel.view import (
     View,
 )
 
+ERRORS_MAX = 64
+OTHERS = "others"
+
+
+class _WithErrors(Protocol):
+    @property
+    def errors(self) -> tuple[str, ...]: ...
+
+
 Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=_WithErrors)
 
 
 class TimedPolicy:
@@ -35,6 +44,8 @@ class TimedPolicy:
         self.answers = 0
         self.elapsed_ns = 0
         self.slowest_ns = 0
+        self.errors: dict[str, int] = {}
+        """By text; beyond ERRORS_MAX texts all others are one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
@@ -48,7 +59,14 @@ class TimedPolicy:
         self.answers += 1
         self.elapsed_ns += elapsed_ns
         self.slowest_ns = max(self.slowest_ns, elapsed_ns)
+        if answer.errors:
+            self._count(answer.errors)
         return answer
+
+    def _count(self, errors: Sequence[str]) -> None:
+        for text in errors:
+            name = text if text in self.errors or len(self.errors) < ERRORS_MAX else OTHERS
+            self.errors[name] = self.errors.get(name, 0) + 1
 
     @property
     def name(self) -> str:

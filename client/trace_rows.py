@@ -329,8 +329,9 @@ def _date_ns(text: str) -> int:
 
 def _number_shown(value: float) -> str:
     """Python refuses to write thousands of digits."""
-    long = isinstance(value, int) and abs(value) >= LONG
-    return f"a number of about {value.bit_length() * 3 // 10} digits" if long else f"{value}"
+    if isinstance(value, int) and abs(value) >= LONG:
+        return f"a number of about {value.bit_length() * 3 // 10} digits"
+    return f"{value}"
 
 
 def _shown(text: str) -> str:

@@ -17,8 +17,8 @@ from statistics import fmean
 
 import msgspec
 from muxk.client.cells import Cell, Outcome
-from muxk.client.compare import ALL_AT_ONCE, RUNS_OF_FIRST_GOAL, START, Plan
-from muxk.client.experiments import CellFailed, Lab, Sought, around
+from muxk.client.compare import ALL_AT_ONCE, SLOWER, START, Plan, runs_of_searches
+from muxk.client.experiments import CHECKED_BEYOND, CellFailed, Lab, Sought, around
 from muxk.client.goodput import confidence
 from muxk.client.param_grid import Settings
 from muxk.client.tune_by import By
@@ -111,10 +111,13 @@ def _plan(lab: Lab, tuning: Tuning, planned: Sequence[Round]) -> Plan:
     first = _cells(tuning, tuning.candidates[:1], planned[0].requests)[0]
     rate = ALL_AT_ONCE if tuning.rate is None else tuning.rate
     probe = lab.run([msgspec.structs.replace(first, rate=rate)])[0]
-    each = RUNS_OF_FIRST_GOAL if tuning.by.is_goodput else 1
-    runs = [each * len(tuning.seeds) * one.candidates for one in planned]
+    searched = runs_of_searches(1, tuning.tolerance, CHECKED_BEYOND) if tuning.by.is_goodput else 0
+    runs = [(searched or 1) * len(tuning.seeds) * one.candidates for one in planned]
     seconds = [probe.seconds * one.requests / planned[0].requests for one in planned]
-    return Plan(sum(runs), sum(n * s for n, s in zip(runs, seconds, strict=True)) / lab.jobs)
+    slower = SLOWER if searched else 1.0
+    cells = [msgspec.structs.replace(tuning.cell, requests=one.requests) for one in planned]
+    total_s = slower * sum(n * s for n, s in zip(runs, seconds, strict=True))
+    return Plan(sum(runs), total_s / lab.jobs, tuple(zip(cells, runs, strict=True)))
 
 
 def _scores(lab: Lab, tuning: Tuning, candidates: Sequence[Settings], requests: int) -> list[Score]:

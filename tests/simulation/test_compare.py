@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from muxk.client.charts import Bar, Curve, Stack, bars, curves, stacks
+from muxk.client.charts import Bar, Curve, Part, Stack, bars, curves, stacks
 from muxk.client.cli import build_app
 from muxk.client.contenders import Contender, ContenderError, parse_contender
 from muxk.client.quantiles import pooled, quantile_ms
@@ -53,12 +53,16 @@ def test_policies_are_compared_a_failure_stands_in_its_place_and_the_report_is_s
     trace = str(short_requests(tmp_path))
     done = compare(
         *("chunked:budget=512", "chunked:budget=512@sim:a100", str(policy)),
-        *("--kv-tokens", "600000", "--workload", trace, "--rate", "8"),
+        *("--kv-tokens", "600000", "--workload", trace, "--rate", "8", "--quick"),
         *("--requests", "12", "--seeds", "1", "--tolerance", "0.5", "--goal", "strict", "--tbt", "50ms"),
         *("--jobs", "1", "--html", str(html), "--json", str(out)),
     )
     assert done.exit_code == 0, done.output
-    first, failed, mine = json.loads(out.read_bytes())["entries"]
+    made = json.loads(out.read_bytes())
+    assert made["requests"] == 12
+    assert [note for note in made["notes"] if note.startswith("COARSE")]
+    assert "COARSE" in html.read_text()
+    first, failed, mine = made["entries"]
     assert "do not fit on a100" in failed["error"]
     assert "do not fit on a100" in done.output
     for entry in (first, mine):
@@ -205,7 +209,7 @@ def test_every_mark_and_note_of_a_chart_is_inside_of_its_picture() -> None:
     curve = Curve("a", tuple((share, 1.0 + 4_000 * share) for share in (0.0, 0.5, 0.99, 0.999)))
     for chart in (
         bars("goodput", [Bar("a", 4.0, 3.0, 9.0, note)]),
-        stacks("split", ["a", "b"], [Stack("a", [0.25, 0.75])]),
+        stacks("split", [Part("a", "red"), Part("b", "blue")], [Stack("a", [0.25, 0.75])]),
         curves("TBT", [curve], 50.0),
     ):
         picture = ET.fromstring(chart)
@@ -229,7 +233,7 @@ def test_charts_are_well_formed_with_nothing_to_show_and_with_hostile_names() ->
     made = (
         bars(MARKUP, []),
         bars("goodput", [Bar(MARKUP, 0.0, 0.0, 0.0, "never met"), Bar("b", 2.0, 1.0, 3.0, "2")]),
-        stacks("split", [MARKUP, "others"], [Stack("a", [0.25, 0.75])]),
+        stacks("split", [Part(MARKUP, "red"), Part("others", "blue")], [Stack("a", [0.25, 0.75])]),
         curves(MARKUP, [], None),
         curves("TBT", [Curve(MARKUP, ((0.5, 1.0), (0.99, 20.0), (0.999, 0.0)))], 50.0),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from muxk.client import cell_pool
+from muxk.client import cell_process
 from muxk.client.cell_pool import CellPool, Stopped
 from muxk.client.cell_store import CellStore, code_version
 from muxk.client.cells import Cell, Goal, Outcome, command_of, run_cell
@@ -55,7 +55,7 @@ def test_a_run_that_fails_and_a_process_that_dies_are_told_in_their_place(
         with pytest.raises(CellFailed, match="nothing"):
             lab.goodput_of(msgspec.structs.replace(good, policy="nothing"), Goal.STRICT, around(1.0), [0])
     dies = "import sys; sys.stdin.readline(); print('out of memory', file=sys.stderr); sys.exit(7)"
-    monkeypatch.setattr(cell_pool, "COMMAND", (sys.executable, "-c", dies))
+    monkeypatch.setattr(cell_process, "COMMAND", (sys.executable, "-c", dies))
     with CellPool(1) as pool:
         for seed in (1, 2):
             died = pool.run(msgspec.structs.replace(good, seed=seed))
@@ -65,7 +65,7 @@ def test_a_run_that_fails_and_a_process_that_dies_are_told_in_their_place(
 
 def test_closing_ends_runs_and_wakes_whoever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import sys; sys.stdin.read()"
-    monkeypatch.setattr(cell_pool, "COMMAND", (sys.executable, "-c", waits))
+    monkeypatch.setattr(cell_process, "COMMAND", (sys.executable, "-c", waits))
     pool, ended = CellPool(1), []
 
     def ask(seed: int) -> None:
@@ -96,7 +96,7 @@ def test_outcomes_on_disk_are_found_again_until_anything_they_depend_on_changes(
     with CellPool(1, CellStore(tmp_path / "kept", "v1")) as pool:
         made = pool.run(cell)
         assert made.figures["completed"] == 3
-    monkeypatch.setattr(cell_pool, "COMMAND", (sys.executable, "-c", "raise SystemExit('was run')"))
+    monkeypatch.setattr(cell_process, "COMMAND", (sys.executable, "-c", "raise SystemExit('was run')"))
 
     def again(version: str = "v1") -> Outcome:
         with CellPool(1, CellStore(tmp_path / "kept", version)) as pool:
