@@ -50,6 +50,8 @@ class Windows:
         self._ordered: dict[int, list[float]] = {}
         """The same, sorted, until one changes: most windows are as they were at the last look."""
         self._measured: dict[int, None] = {}
+        self._others = dict.fromkeys(units, 0)
+        """Of each window the ratios that are not 1."""
 
     def add(self, units: int, ratio: float) -> None:
         if units in self._ratios:
@@ -58,19 +60,23 @@ class Windows:
 
     def _push(self, units: int, ratio: float) -> None:
         ratios = self._ratios[units]
-        if ratios[0] != ratio:
+        oldest = ratios[0]
+        if oldest != ratio:
             self._ordered.pop(units, None)
+            self._others[units] += (ratio != 1.0) - (oldest != 1.0)
         ratios.append(ratio)
 
     def forget(self) -> None:
         """A guard that keeps a policy from a number of units would otherwise never be tried again."""
-        for units in self._ratios:
-            if units not in self._measured:
+        for units, others in self._others.items():
+            if others and units not in self._measured:
                 self._push(units, 1.0)
         self._measured.clear()
 
     def quantile(self, units: int, share: float) -> float:
         """The smallest ratio that at least `share` of them do not exceed."""
+        if not self._others[units]:
+            return 1.0
         ordered = self._ordered.get(units)
         if ordered is None:
             ordered = self._ordered[units] = sorted(self._ratios[units])

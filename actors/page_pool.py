@@ -21,6 +21,7 @@ from muxk.kernel.work import PAGE_SIZE
 
 PAGE_BYTES = PAGE_SIZE * 4
 """Bytes of the tokens of a page, as int32."""
+KEY_BYTES = 16
 ROOT_KEY = b""
 """Parent of the first page of a prompt."""
 
@@ -43,11 +44,12 @@ class _Chain:
 
     def first(self, pages: int) -> list[_Entry]:
         """Of so many pages, or all if there are fewer."""
-        entries = self._entries
+        entries, tokens = self._entries, self._tokens
         parent = entries[-1].key if entries else ROOT_KEY
-        for page in range(len(entries), min(pages, self.pages)):
-            chunk = self._tokens[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
-            key = _key(parent, chunk)
+        end = min(pages, self.pages) * PAGE_BYTES
+        for start in range(len(entries) * PAGE_BYTES, end, PAGE_BYTES):
+            chunk = tokens[start : start + PAGE_BYTES]
+            key = blake2b(parent + chunk, digest_size=KEY_BYTES).digest()
             entries.append(_Entry(key, parent, chunk))
             parent = key
         return entries if len(entries) <= pages else entries[:pages]
@@ -199,7 +201,7 @@ class PagePool:
         for page in matched:
             self._take(page)
         self._found[request_id] = len(matched)
-        self._held[request_id] = matched + [self._allocate() for _ in range(needed)]
+        self._held[request_id] = matched + self._allocated(needed)
         self._chains[request_id] = chain
 
     # --- prefixes that move between pools ---
@@ -268,10 +270,12 @@ class PagePool:
         if request_id not in self._held:
             return
         chain = self._chains[request_id] = self._chains[request_id].grown(tokens)
+        index, entries, leaving = self._index, self._entries, bool(self._leaving)
         for page, entry in zip(self._held[request_id], chain.first(chain.pages), strict=False):
-            if entry.key not in self._index and page not in self._entries and not self._is_leaving(page):
-                self._index[entry.key] = page
-                self._entries[page] = entry
+            key = entry.key
+            if key not in index and page not in entries and not (leaving and self._is_leaving(page)):
+                index[key] = page
+                entries[page] = entry
 
     def forget(self, request_id: int) -> None:
         """Take pages out of the index that a request filled by itself, as soon as nobody else holds them.
@@ -305,8 +309,16 @@ class PagePool:
             return False
         del self._found[request_id], self._chains[request_id]
         # Last page first: eviction takes the oldest, and a chain is of no use without its beginning.
+        references, entries, guests = self._references, self._entries, self._guests
         for page in reversed(pages):
-            self._drop(page)
+            left = references[page] = references[page] - 1
+            assert left >= 0, "a page was released twice"
+            if left:
+                continue
+            if page in entries and not (guests and guests.get(page) == {}):
+                self._cached[page] = None
+            else:
+                self._set_free(page)
         return True
 
     def _is_leaving(self, page: int) -> bool:
@@ -358,31 +370,24 @@ class PagePool:
         self._references[page] += 1
 
     def _allocate(self) -> int:
-        if self._free:
-            page = self._free.popleft()
-        else:
-            page, _ = self._cached.popitem(last=False)
-            self._unindex(page)
-        assert self._references[page] == 0
-        self._references[page] = 1
+        [page] = self._allocated(1)
         return page
 
-    def _drop(self, page: int) -> None:
-        self._references[page] -= 1
-        assert self._references[page] >= 0, "a page was released twice"
-        if self._references[page]:
-            return
-        if page in self._entries and self._guests.get(page) != {}:
-            self._cached[page] = None
-        else:
-            self._set_free(page)
+    def _allocated(self, count: int) -> list[int]:
+        """So many pages, which are there, for one request to hold."""
+        free, references = self._free, self._references
+        pages = [free.popleft() for _ in range(min(count, len(free)))]
+        while len(pages) < count:
+            page, _ = self._cached.popitem(last=False)
+            self._unindex(page)
+            pages.append(page)
+        for page in pages:
+            assert references[page] == 0
+            references[page] = 1
+        return pages
 
     def _set_free(self, page: int) -> None:
         if page in self._entries:
             self._unindex(page)
         if not self._is_leaving(page):
             self._free.append(page)
-
-
-def _key(parent: bytes, chunk: bytes) -> bytes:
-    return blake2b(parent + chunk, digest_size=16).digest()

@@ -54,7 +54,7 @@ class TextOutput:
 
     def row(self, row: EmittedRow) -> TextRow:
         """What its client gets of a row; its finish reason may be that of a stop string."""
-        prompt = self._take_prompt(row)
+        prompt = None if self._prompt is None else self._take_prompt(row)
         if not self._generate:
             return TextRow(row.request_id, "", (), "length", row.reused_tokens, None, prompt=prompt)
         text, stop = self._text(row)
@@ -107,6 +107,8 @@ class TextOutput:
 
 def token_logprobs(reported: tuple[RowLogprobs, ...], token_bytes: TokenBytes) -> tuple[TokenLogprob, ...]:
     """What the device reported, with the tokens spelled out."""
+    if not reported:
+        return ()
     return tuple(
         TokenLogprob(
             token_id=entry.token,

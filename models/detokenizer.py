@@ -16,11 +16,18 @@ class Detokenizer:
         # The incremental decoder keeps the 1 to 3 bytes of a character that may still become whole, and
         # replaces what cannot any more.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True
+        """It keeps nothing."""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete."""
         kept = [self._token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped]
-        return self._decoder.decode(b"".join(kept))
+        piece = kept[0] if len(kept) == 1 else b"".join(kept)
+        if self._whole and piece.isascii():  # as most are
+            return piece.decode("ascii")
+        text = self._decoder.decode(piece)
+        self._whole = not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """What was held back, with a replacement character for an incomplete one."""

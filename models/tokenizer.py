@@ -72,6 +72,10 @@ class Tokenizer:
         return _decode(token_ids, self.token_bytes, self.special_ids)
 
 
+_PIECES = (*(bytes([byte]) for byte in range(BYTE_TOKENS)), b"<end>")
+"""What the tokens of a ByteTokenizer say."""
+
+
 class ByteTokenizer:
     """A token for each byte and one that ends, for devices without a model."""
 
@@ -89,9 +93,7 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The byte of a token; `<end>` for the end token."""
-        if token_id == BYTE_TOKENS:
-            return b"<end>"
-        return bytes([token_id]) if 0 <= token_id < BYTE_TOKENS else b""
+        return _PIECES[token_id] if 0 <= token_id < len(_PIECES) else b""
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of whole outputs without end tokens."""
