@@ -21,7 +21,6 @@ from muxk.kernel.work import PAGE_SIZE
 
 PAGE_BYTES = PAGE_SIZE * 4
 """Bytes of the tokens of a page, as int32."""
-KEY_BYTES = 16
 ROOT_KEY = b""
 """Parent of the first page of a prompt."""
 
@@ -49,7 +48,7 @@ class _Chain:
         end = min(pages, self.pages) * PAGE_BYTES
         for start in range(len(entries) * PAGE_BYTES, end, PAGE_BYTES):
             chunk = tokens[start : start + PAGE_BYTES]
-            key = blake2b(parent + chunk, digest_size=KEY_BYTES).digest()
+            key = _key(parent, chunk)
             entries.append(_Entry(key, parent, chunk))
             parent = key
         return entries if len(entries) <= pages else entries[:pages]
@@ -391,3 +390,7 @@ class PagePool:
             self._unindex(page)
         if not self._is_leaving(page):
             self._free.append(page)
+
+
+def _key(parent: bytes, chunk: bytes) -> bytes:
+    return blake2b(parent + chunk, digest_size=16).digest()
