@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from muxk.actors.gpu_backend import GpuBackend
     from muxk.actors.policy_files import OpenedPolicy
     from muxk.client.measures import Objectives
+    from muxk.client.per_request import PerRequest
     from muxk.client.sim_run import Progress, Run, SimPlan
     from muxk.client.traffic import Workload
 
@@ -70,6 +71,12 @@ JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write everything, with the keys of vllm bench serve."),
 ]
+Detailed = Annotated[
+    bool,
+    typer.Option(
+        "--detailed", help="With --json: every request by itself too, as vllm bench serve --save-detailed."
+    ),
+]
 RecordFile = Annotated[
     Path | None,
     typer.Option("--record", metavar="FILE", help="Keep the decisions for `muxk explain --record`."),
@@ -92,6 +99,7 @@ def sim(
     kv_tokens: KvTokens = None,
     profile: ProfileFile = None,
     json_file: JsonFile = None,
+    detailed: Detailed = False,
     record: RecordFile = None,
 ) -> None:
     """Try a policy on a GPU that you do not have: what it serves, how fast, and whether it keeps its SLOs.
@@ -99,9 +107,13 @@ def sim(
     Runs what `muxk run` runs, on a modelled GPU in virtual time. Needs no GPU and no model's weights. The
     same command gives the same figures.
     """
+    from muxk.client.per_request import PerRequest
     from muxk.client.sim_run import S, SimPlan
 
     check_files(("--json", json_file), ("--record", record))
+    if detailed and json_file is None:
+        die("--detailed is for the file of --json: give one", USAGE)
+    rows = PerRequest() if detailed else None
     check_names(policy, workload, model)
     duration_ns = None if duration is None else round(_seconds(duration) * S)
     output_max = None
@@ -122,7 +134,9 @@ def sim(
         _objectives(opened, tbt, ttft),
         turns,
     )
-    _report(plan, workload, rate, _simulated(plan), json_file)
+    if rows is not None:
+        plan = replace(plan, each=rows.add)
+    _report(plan, workload, rate, _simulated(plan), rows, json_file)
 
 
 def _objectives(opened: OpenedPolicy, tbt: str | None, ttft: str | None) -> Objectives | None:
@@ -228,14 +242,21 @@ def _shown() -> Iterator[Progress]:
         yield show
 
 
-def _report(plan: SimPlan, workload: str, rate: float | None, run: Run, json_file: Path | None) -> None:
+def _report(
+    plan: SimPlan,
+    workload: str,
+    rate: float | None,
+    run: Run,
+    rows: PerRequest | None,
+    json_file: Path | None,
+) -> None:
+    """The file first: whatever becomes of the terminal, it is there."""
     import msgspec
     from muxk.client.sim_report import Asked, as_dict, table
 
     asked = Asked(workload, rate)
+    made = as_dict(plan, asked, run) | (rows.arrays() if rows is not None else {})
+    written = write_files(("--json", json_file, msgspec.json.format(msgspec.json.encode(made)) + b"\n"))
     plain_console().print(table(plan, asked, run))
-    if json_file is None:
-        return
-    made = msgspec.json.format(msgspec.json.encode(as_dict(plan, asked, run)))
-    if not write_files(("--json", json_file, made + b"\n")):
+    if not written:
         raise typer.Exit(USAGE)

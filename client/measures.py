@@ -46,6 +46,8 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     """It ended well; no for one that failed, or goes on when the run ends."""
     ttft_slo_ns: int | None = None
     """Its own TTFT SLO; None: the one of the objectives."""
+    error: str = ""
+    """What it was told when it failed."""
 
 
 @dataclass(frozen=True)

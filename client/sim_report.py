@@ -22,7 +22,7 @@ ERRORS_SHOWN = 3
 ERROR_CHARS = 160
 QUEUE_REQUESTS_MIN = 40
 """With fewer, one or two that wait decide whether a queue counts as stable."""
-VERSION = 1
+VERSION = 2
 """Of the JSON's form."""
 
 
@@ -55,7 +55,7 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "verdicts": msgspec.to_builtins(judge(run.measures, run.classes)),
         "classes": {name: _class(measures) for name, measures in run.classes.items()},
         "turns": plan.turns.value,
-        "errors": run.refused,
+        "refused": run.refused,
         "kv_tokens": plan.gpu.kv_tokens,
         "kv_hit_rate": run.hit_rate,
         "split_residency_ms": run.residency_ms,

@@ -86,6 +86,8 @@ class SimPlan:
     """Who is asked beside the policy, and never acts."""
     sink: Sink | None = None
     """Where decisions go, in place of a record."""
+    each: Callable[[Served], None] = lambda served: None
+    """Called with every request that ended."""
 
 
 @dataclass
@@ -236,13 +238,9 @@ class _Simulator:
 
     def _tell(self) -> None:
         plan = self._plan
-        shares: list[float] = []
-        if plan.requests_max is not None:
-            shares.append(self._ended_count / plan.requests_max)
-        if plan.duration_ns is not None:
-            shares.append(self._now_ns() / plan.duration_ns)
-        if plan.output_max is not None:
-            shares.append(self._output_tokens / plan.output_max)
+        done = (self._ended_count, self._now_ns(), self._output_tokens)
+        wanted = (plan.requests_max, plan.duration_ns, plan.output_max)
+        shares = [part / whole for part, whole in zip(done, wanted, strict=True) if whole]
         share = min(1.0, max(shares)) if shares else None
         self._progress(share, self._now_ns() / S, self._ended_count)
 
@@ -328,24 +326,25 @@ class _Simulator:
                 self._output_tokens += len(event.token_ids)
                 self._heard_ns = now_ns
             elif isinstance(event, wire.Finished):
-                live = self._ended(event.request_id, completed=True)
+                live = self._ended(event.request_id)
                 self._run.prompt_tokens += live.prompt_tokens
                 self._run.cached_tokens += event.cached_tokens
                 self._spoken.keep(live.request.answer_stream, live.said)
                 if self._loop is not None:
                     self._loop.answered(live.request, now_ns)
             elif isinstance(event, wire.Failed):
-                self._ended(event.request_id, completed=False)
+                self._ended(event.request_id, f"{event.code}: {event.message}")
                 refused = self._run.refused
                 refused[event.code] = refused.get(event.code, 0) + 1
                 self._run.reason = self._run.reason or event.message
 
-    def _ended(self, name: str, *, completed: bool) -> _Live:
+    def _ended(self, name: str, error: str = "") -> _Live:
         live = self._live.pop(name)
         chosen = live.chosen
         slo_ns = None if chosen is None else chosen.ttft_slo_ns
-        served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, completed, slo_ns)
+        served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, not error, slo_ns, error)
         self._run.measures.add(served)
+        self._plan.each(served)
         self._classes.add(served, chosen)
         self._ended_count += 1
         self._heard_ns = self._now_ns()

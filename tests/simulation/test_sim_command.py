@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import pytest
@@ -24,7 +25,11 @@ VLLM_KEYS = (
     *("duration", "completed", "failed", "num_prompts", "request_rate", "model_id", "backend"),
     *("total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput"),
     *("output_throughput", "total_token_throughput"),
-    *(f"{kind}_{name}_ms" for kind in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+    *(
+        f"{kind}_{name}_ms"
+        for kind in ("mean", "median", "std", "p99")
+        for name in ("ttft", "tpot", "itl", "e2el")
+    ),
 )
 STRICT = """
 apiVersion: muxk/v1beta1
@@ -98,6 +103,46 @@ def test_the_json_has_the_keys_that_scripts_for_vllm_read(tmp_path: Path) -> Non
     assert made["completed"] == made["num_prompts"] == 4
     assert made["slo"]["tbt_ms"] == 100
     assert made["verdicts"]["joint"] is True
+
+
+def test_every_figure_of_the_json_is_that_of_the_requests_that_it_lists(tmp_path: Path) -> None:
+    trace = tmp_path / "three.csv"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n100,3\n300,2\n200000,1\n")
+    made = figures(
+        tmp_path, "chunked", "--workload", str(trace), "--rate", "5", "--kv-tokens", "100000", "--detailed"
+    )
+    start_s, ttfts, itls, latencies = (made[key] for key in ("start_times", "ttfts", "itls", "latencies"))
+    assert made["input_lens"] == [100, 300, 200_000]
+    assert made["output_lens"] == [3, 2, 0]
+    assert made["errors"][:2] == ["", ""]
+    assert made["errors"][2].startswith("invalid: prompt_token_ids has 200000 tokens")
+    assert sum(made["refused"].values()) == made["failed"] == 1
+    assert made["completed"] == 2
+    assert (made["total_input_tokens"], made["total_output_tokens"]) == (400, 5)
+    assert [len(gaps) for gaps in itls] == [2, 1, 0]
+    assert latencies[:2] == pytest.approx([ttfts[row] + sum(itls[row]) for row in (0, 1)])
+    # Seconds in the lists, milliseconds in the summary; from the first arrival to the last event.
+    ends = max(start_s[row] + latencies[row] for row in range(3))
+    assert made["duration"] == pytest.approx(ends - start_s[0])
+    assert made["request_throughput"] == made["request_goodput"] == pytest.approx(2 / made["duration"])
+    assert made["output_throughput"] == pytest.approx(5 / made["duration"])
+    assert made["total_token_throughput"] == pytest.approx(405 / made["duration"])
+    tpots = [sum(itls[0]) / 2, sum(itls[1])]
+    for name, seconds in (
+        ("ttft", ttfts[:2]),
+        ("itl", [*itls[0], *itls[1]]),
+        ("tpot", tpots),
+        ("e2el", latencies[:2]),
+    ):
+        ms = [1000 * one for one in seconds]
+        assert made[f"mean_{name}_ms"] == pytest.approx(fmean(ms)), name
+        assert made[f"std_{name}_ms"] == pytest.approx(pstdev(ms)), name
+        assert made[f"max_{name}_ms"] == pytest.approx(max(ms)), name
+        assert made[f"median_{name}_ms"] == pytest.approx(median(ms), rel=0.01), name
+        assert made[f"p99_{name}_ms"] == pytest.approx(max(ms) - 0.01 * (max(ms) - median(ms)), rel=0.02), (
+            name
+        )
+    assert sim("chunked", "--detailed").exit_code == 2
 
 
 def test_one_seed_gives_one_file_but_for_the_wall_clock_and_another_seed_another(tmp_path: Path) -> None:
