@@ -20,6 +20,7 @@ from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
 
 GROW_AHEAD_TOKENS = 8
 """A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
+FEW_ROWS = 24
 NEVER = 1 << 62
 """A position that no row comes to."""
 SAMPLING_DTYPE = np.dtype(
@@ -270,8 +271,11 @@ class DecodeBatch:
     def _look_up(self, taken: _Taken, width: int) -> None:
         """The pages of its rows, unless nothing changed."""
         if taken.width != width:
-            taken.table = self._table[taken.slots, :width].tobytes()
             taken.width = width
+            if len(taken.rows) <= FEW_ROWS:  # without a copy between: a row can have thousands of pages
+                taken.table = b"".join([self._table[row.slot, :width] for row in taken.rows])
+            else:
+                taken.table = self._table[taken.slots, :width].tobytes()
 
     def _take_slot(self) -> int:
         if not self._free_slots:

@@ -37,11 +37,6 @@ class Steps:
         step = self.outstanding.get(self.newest)
         return None if step is None or step.launched is not None else step
 
-    @property
-    def may_open(self) -> bool:
-        """Where none waits, a step after the newest may be submitted."""
-        return len(self.on_lanes) <= 1
-
     def is_oldest(self, step_id: int) -> bool:
         """All steps before it have ended."""
         return step_id == next(iter(self.outstanding))
@@ -57,9 +52,11 @@ class Steps:
 
     def submit(self, batch: DecodeBatch) -> DecodeWork | None:
         """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
-        step = self.waiting
-        if step is None and not self.may_open:
-            return None
+        step = self.outstanding.get(self.newest)
+        if step is None or step.launched is not None:
+            if len(self.on_lanes) > 1:  # each of its rows would lack two tokens
+                return None
+            step = None
         rows = batch.ready()
         if not rows:
             return None

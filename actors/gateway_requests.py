@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from muxk.actors import protocol as wire
 from muxk.actors.messages import ChatTurn, EncodeRequest, SamplingParams
+from muxk.kernel.work import int32_bytes
 
 SLOW_READER = "the client did not read its events in time, so that some were lost"
 
@@ -21,7 +22,7 @@ def encode_request(
         arrival_ns=now_ns,
         text=submit.prompt,
         turns=turns or None,
-        token_ids=None if submit.prompt_token_ids is None else tuple(submit.prompt_token_ids),
+        token_ids=None if submit.prompt_token_ids is None else int32_bytes(submit.prompt_token_ids),
         params=params,
         max_tokens_given=submit.max_tokens is not None,
         priority=submit.priority,

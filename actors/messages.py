@@ -102,7 +102,8 @@ class EncodeRequest(Message, frozen=True):
     arrival_ns: int
     text: str | None
     turns: tuple[ChatTurn, ...] | None
-    token_ids: tuple[int, ...] | None
+    token_ids: bytes | None
+    """int32."""
     params: SamplingParams
     max_tokens_given: bool
     """False when the client named no `max_tokens`: admission then gives the room left in the context."""

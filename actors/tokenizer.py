@@ -88,7 +88,7 @@ class TokenizerActor(Actor):
     def on_encode_request(self, message: EncodeRequest) -> None:
         self.state.unencoded |= dict.fromkeys(_choice_ids(message), message.request_id)
         if message.token_ids is not None:
-            self._admit(message, int32_bytes(message.token_ids))
+            self._admit(message, message.token_ids)
             return
         self.state.waiting[message.request_id] = message
         self._encode_next()

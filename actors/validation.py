@@ -6,11 +6,13 @@ are looked at before a request is refused, so that a client hears of every mista
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import msgspec
 from muxk.actors.messages import SamplingParams
 from muxk.actors.protocol import Submit
+from muxk.kernel.work import int32_array, int32_bytes
 
 REQUEST_ID_CHARS_MAX = 256
 STOPS_MAX = 16
@@ -37,6 +39,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing logits by them overflows."""
 INT64_MAX = (1 << 63) - 1
 PROBLEMS_MAX = 20
+IDS_AS_ARRAY = 64
 """Mistakes that one refusal lists."""
 PROBLEM_CHARS_MAX = 240
 """Of one mistake, when there are others."""
@@ -193,10 +196,21 @@ def _check_token_ids(submit: Submit, token_ids: list[int], limits: ModelLimits, 
 
 def _check_vocabulary(field: str, ids: Sequence[int], limits: ModelLimits, problems: _Problems) -> None:
     """Every one of `ids`, which are not empty, is a token."""
-    lowest, highest, last = min(ids), max(ids), limits.vocabulary_size - 1
+    (lowest, highest), last = _extremes(ids), limits.vocabulary_size - 1
     if not 0 <= lowest <= highest <= last:
         wrong = lowest if lowest < 0 else highest
         problems.add(f"{field} holds {wrong}, outside the vocabulary of 0 to {last}")
+
+
+def _extremes(ids: Sequence[int]) -> tuple[int, int]:
+    """The least and the largest; of a long prompt an array knows them several times sooner."""
+    if len(ids) > IDS_AS_ARRAY:
+        try:
+            column = int32_array(int32_bytes(ids))
+        except (struct.error, OverflowError):  # no token has such an id
+            return min(ids), max(ids)
+        return int(column.min()), int(column.max())
+    return min(ids), max(ids)
 
 
 # --- the other fields ---

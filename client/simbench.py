@@ -1,7 +1,9 @@
 """How fast `muxk sim` is, and that its memory does not grow: `python -m muxk.client.simbench`.
 
 Speed: the Mooncake conversation trace, sampled to one request a second, on one simulated H200 with Qwen3-8B,
-policy muxwise. Times are CPU times of this process, so that what else the machine does counts little.
+policy muxwise. Timed is the simulation with its set-up: the server measures the device, prompts are made of
+what the trace says, sent and served, answers are read. The trace was read and sampled before. Times are CPU
+times of this process, so that what else the machine does counts little.
 `--requests N` sends that many requests of at most 8 output tokens instead, and prints the memory on the way.
 """
 
@@ -13,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 
@@ -52,6 +54,17 @@ class Tiny:
             prompt = (Span(number, 0, 1 + number % TINY_PROMPT_TOKENS),)
             output = 1 + number % TINY_OUTPUT_TOKENS
             yield TrafficRequest(number * TINY_EVERY_NS, prompt, output, number, 0, -number)
+
+
+class Read:
+    """The first requests of a workload, read once."""
+
+    def __init__(self, workload: Workload, requests: int) -> None:
+        self.name = workload.name
+        self._requests = tuple(islice(workload.requests(), requests))
+
+    def requests(self) -> Iterator[TrafficRequest]:
+        return iter(self._requests)
 
 
 @dataclass
@@ -98,6 +111,7 @@ def _timed(plan: SimPlan, progress: Progress = lambda share, now_s, ended: None)
 
 def measure_speed(workload: Workload, requests: int, runs: int) -> None:
     """Print how many times faster than real time it was, and what a decode step cost."""
+    workload = Read(workload, requests)
     ratios, steps_us = [], []
     for _ in range(runs):
         run, cpu_s = _timed(_plan(workload, requests))
@@ -108,7 +122,7 @@ def measure_speed(workload: Workload, requests: int, runs: int) -> None:
     )
     spread = ", ".join(f"{ratio:.1f}" for ratio in ratios)
     print(f"{median(ratios):.1f} times real time (median of {spread})")
-    print(f"{median(steps_us):.0f} us of CPU for each decode step, everything included")
+    print(f"{median(steps_us):.0f} us of CPU for each decode step, prompts and set-up included")
 
 
 def measure_memory(requests: int) -> bool:

@@ -227,7 +227,7 @@ class Arbiter(Actor):
         come out first. Tokens of a row, and rows of a batch, must not change places by that.
         """
         self._lanes.early[message.item_id] = message
-        while (due := self._lanes.next_completion()) is not None:
+        while self._lanes.early and (due := self._lanes.next_completion()) is not None:
             if isinstance(due, ItemDone):
                 self._item_done(due)
             else:

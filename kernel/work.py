@@ -255,9 +255,10 @@ def attention_pairs(new_tokens: tuple[int, ...], reused_tokens: tuple[int, ...])
 
 
 def int32_bytes(values: object) -> bytes:
-    """Column bytes of a sequence of integers that fit int32."""
-    if isinstance(values, list) and len(values) < len(_SMALL):
-        return _SMALL[len(values)].pack(*values)  # much quicker for the few of a small batch
+    """Column bytes of a sequence of integers that fit int32. Raises struct.error for a list that does not."""
+    if isinstance(values, list):  # much quicker than by way of an array
+        small = len(values) < len(_SMALL)
+        return _SMALL[len(values)].pack(*values) if small else struct.pack(f"<{len(values)}i", *values)
     return np.asarray(values, dtype="<i4").tobytes()
 
 

@@ -148,6 +148,7 @@ class SimGpu:
         self._spread = None if pages_of_one is None else _Spread(pages_of_one)
         self.width = 1
         self._timeline = Timeline(options.sharing, options.host.switch_ns)
+        self._wakeup_ns = options.host.wakeup_ns
         self._lanes: dict[tuple[Phase, int], GpuLane] = {}
         self._outputs: dict[int, tuple[StepOutput, StepOutput | None]] = {}
         self._posted: dict[int, _Posted] = {}
@@ -255,24 +256,18 @@ class SimGpu:
         assert self._port is not None
         assert job.start_ns is not None
         assert job.end_ns is not None
-        posted = self._posted.get(job.job_id)
+        job_id, start_ns, end_ns = job.job_id, job.start_ns, job.end_ns
+        posted = self._posted.get(job_id)
         if posted is not None:
-            if posted.started_ns == job.start_ns and posted.ended_ns == job.end_ns:
+            if posted.started_ns == start_ns and posted.ended_ns == end_ns:
                 return
             self._port.cancel(posted.timer)
-        output, decode = self._outputs[job.job_id]
+        output, decode = self._outputs[job_id]
         done = ItemDone(
-            job.job_id,
-            job.start_ns,
-            job.end_ns,
-            output.tokens,
-            output.logprobs,
-            output.prompt_logprobs,
-            decode,
+            job_id, start_ns, end_ns, output.tokens, output.logprobs, output.prompt_logprobs, decode
         )
-        delay_ns = max(0, job.end_ns + self.options.host.wakeup_ns - now_ns)
-        timer = self._port.post_after(delay_ns, done)
-        self._posted[job.job_id] = _Posted(job.start_ns, job.end_ns, timer)
+        timer = self._port.post_after(max(0, end_ns + self._wakeup_ns - now_ns), done)
+        self._posted[job_id] = _Posted(start_ns, end_ns, timer)
 
 
 class _Spread:
