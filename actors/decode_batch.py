@@ -132,6 +132,8 @@ class DecodeBatch:
     """Rows by request id, in the order in which they joined."""
 
     rows: dict[int, Row] = field(default_factory=dict)
+    tbt_slo_ns: int | None = None
+    """The tightest of the rows' classes; None without rows."""
     _slos: dict[int, int] = field(default_factory=dict)
     """Rows by the TBT SLO of their class: as few entries as there are classes."""
     _free_slots: list[int] = field(default_factory=list)
@@ -143,11 +145,6 @@ class DecodeBatch:
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._table) - 1, -1, -1))
 
-    @property
-    def tbt_slo_ns(self) -> int | None:
-        """The tightest of the rows' classes; None without rows."""
-        return min(self._slos, default=None)
-
     def _count_slo(self, row: Row, change: int) -> None:
         slo_ns = class_of(row.request).tbt_slo_ns
         count = self._slos.get(slo_ns, 0) + change
@@ -155,10 +152,12 @@ class DecodeBatch:
             self._slos[slo_ns] = count
         else:
             del self._slos[slo_ns]
+        self.tbt_slo_ns = min(self._slos, default=None)
 
     def put_into_classes(self, classified: Callable[[Request], Request]) -> None:
         """A policy came into force."""
         self._slos.clear()
+        self.tbt_slo_ns = None
         for row in self.rows.values():
             row.request = classified(row.request)
             self._count_slo(row, 1)

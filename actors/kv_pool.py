@@ -85,7 +85,7 @@ class KvPool(Actor):
     def on_reserve_pages(self, message: ReservePages) -> None:
         """Reserve in the given order until one does not fit, so that nobody behind it overtakes."""
         reserved: list[ReservedRequest] = []
-        filling = Filling()
+        filling = Filling() if len(message.requests) > 1 else None
         for request in message.requests:
             given = self._reserve(request, filling)
             if given is None:
@@ -103,7 +103,7 @@ class KvPool(Actor):
         self.send(self._refs.admission, answer)
         self._tell_free()
 
-    def _reserve(self, request: Request, filling: Filling) -> ReservedRequest | None:
+    def _reserve(self, request: Request, filling: Filling | None) -> ReservedRequest | None:
         pool = self.state.pool
         # Every running request needs a page now and then: leave one for each, or the newcomer is evicted.
         tokens = request.tokens
@@ -174,7 +174,7 @@ class KvPool(Actor):
     def on_receive_request(self, message: ReceiveRequest) -> None:
         """Pages for a request that was computed elsewhere; what is in the prefix index need not be copied."""
         request = message.request
-        given = self._reserve(request, Filling())
+        given = self._reserve(request, None)
         if given is None:
             self.state.denied_room = True
         pages, reused = (None, 0) if given is None else (given.pages, given.reused_tokens)

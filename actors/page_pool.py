@@ -270,10 +270,12 @@ class PagePool:
             return
         chain = self._chains[request_id] = self._chains[request_id].grown(tokens)
         index, entries, leaving = self._index, self._entries, bool(self._leaving)
-        for page, entry in zip(self._held[request_id], chain.first(chain.pages), strict=False):
-            key = entry.key
-            if key not in index and page not in entries and not (leaving and self._is_leaving(page)):
-                index[key] = page
+        pages = zip(self._held[request_id], chain.first(chain.pages), strict=False)
+        for page, entry in [
+            found for found in pages if found[1].key not in index and found[0] not in entries
+        ]:
+            if not (leaving and self._is_leaving(page)):
+                index[entry.key] = page
                 entries[page] = entry
 
     def forget(self, request_id: int) -> None:

@@ -41,6 +41,7 @@ class TimedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._decide = policy.decide
         self.answers = 0
         self.elapsed_ns = 0
         self.slowest_ns = 0
@@ -115,7 +116,17 @@ class TimedPolicy:
         return self._timed(self._policy.form, view)
 
     def decide(self, view: View) -> Decision:
-        return self._timed(self._policy.decide, view)
+        """As `_timed`, in fewer calls: it is asked at each step."""
+        began_ns = perf_counter_ns()
+        answer = self._decide(view)
+        elapsed_ns = perf_counter_ns() - began_ns
+        self.answers += 1
+        self.elapsed_ns += elapsed_ns
+        if elapsed_ns > self.slowest_ns:
+            self.slowest_ns = elapsed_ns
+        if answer.errors:
+            self._count(answer.errors)
+        return answer
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
         return self._timed(self._policy.victim, requests, now_ns)

@@ -93,18 +93,30 @@ def chance(*values: int) -> float:
 
 def stream_ids(span: Span, vocabulary_size: int) -> npt.NDArray[np.int32]:
     """int32[span.tokens]: token ids of ordinary tokens."""
+    return _planned((span,), vocabulary_size)
+
+
+def _planned(spans: Sequence[Span], vocabulary_size: int) -> npt.NDArray[np.int32]:
+    """Token ids of spans, at least one, behind each other: in one pass, for a trace's blocks are short."""
     if vocabulary_size <= FIRST_ORDINARY_ID:
         raise WorkloadError(
             f"a vocabulary of {vocabulary_size} tokens has no ordinary ones; it must have more than "
             f"{FIRST_ORDINARY_ID}"
         )
-    positions = np.arange(span.start, span.start + span.tokens, dtype=np.uint64)
-    state = (positions + np.uint64(1)) * np.uint64(GOLDEN) + np.uint64(mix(span.stream))
-    state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    counts = [span.tokens for span in spans]
+    state = np.concatenate([np.arange(span.start + 1, span.start + span.tokens + 1) for span in spans])
+    state = state.astype(np.uint64)
+    state *= np.uint64(GOLDEN)
+    state += np.repeat(np.array([mix(span.stream) for span in spans], np.uint64), counts)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    ids = state % np.uint64(vocabulary_size - FIRST_ORDINARY_ID) + np.uint64(FIRST_ORDINARY_ID)
-    return ids.astype(np.int32)
+    state %= np.uint64(vocabulary_size - FIRST_ORDINARY_ID)
+    ids = state.astype(np.int32)
+    ids += FIRST_ORDINARY_ID
+    return ids
 
 
 def token_ids(
@@ -115,15 +127,16 @@ def token_ids(
     Where a model said less than the workload planned, the planned tokens stand for the rest, so that the
     prompt keeps its length.
     """
-    parts = [_with_spoken(span, stream_ids(span, vocabulary_size), spoken) for span in prompt]
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)
-
-
-def _with_spoken(span: Span, planned: npt.NDArray[np.int32], spoken: Spoken) -> npt.NDArray[np.int32]:
-    said = spoken.get(span.stream, ())[span.start : span.start + span.tokens]
-    if len(said):
-        planned[: len(said)] = said
-    return planned
+    if not prompt:
+        return np.empty(0, np.int32)
+    ids = _planned(prompt, vocabulary_size)
+    first = 0
+    for span in prompt:
+        said = spoken.get(span.stream, ())[span.start : span.start + span.tokens]
+        if len(said):
+            ids[first : first + len(said)] = said
+        first += span.tokens
+    return ids
 
 
 def answer_ids(request: TrafficRequest, vocabulary_size: int) -> npt.NDArray[np.int32]:

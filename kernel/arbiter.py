@@ -235,8 +235,7 @@ class Arbiter(Actor):
         self._turn()
 
     def _item_done(self, message: ItemDone) -> None:
-        flight = self._ended(message)
-        if flight is None:
+        if (flight := self._ended(message)) is None:
             return
         told = None if flight.stuck or flight.width != 1 else self._lanes.measured(flight, message)
         if told is not None:
@@ -352,7 +351,8 @@ class Arbiter(Actor):
 
     def _turn(self) -> None:
         self._dispatcher.turn()
-        explain_idle(self.state, self._lanes, self._splits, self.now_ns())
+        if self._lanes.idle.has_free:
+            explain_idle(self.state, self._lanes, self._splits, self.now_ns())
         if self._lanes.flights and not self.state.stuck_timer:
             self.state.stuck_timer = True
             self.state.look_due_ns = self.now_ns() + LOOK_EVERY_NS

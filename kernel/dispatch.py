@@ -49,8 +49,10 @@ class Dispatcher:
                 break
             if not self._apply(self._decide()):
                 break
-        self._ensure_progress()
-        self._arm_decode_floor()
+        if not self._lanes.flights:
+            self._ensure_progress()
+        if state.decode.waiting is not None:
+            self._arm_decode_floor()
 
     def _decide(self) -> Decision:
         state = self._state
@@ -75,6 +77,8 @@ class Dispatcher:
 
     def _change_split(self, split: Split) -> None:
         state = self._state
+        if split == self._splits.current:
+            return
         if split not in self._splits.legal:
             state.counts["illegal splits"] += 1
             split = self._splits.whole
@@ -198,7 +202,7 @@ class Dispatcher:
     def _ensure_progress(self) -> None:
         """Something runs while work exists, even under a policy that holds both phases."""
         state = self._state
-        if self._lanes.flights or state.forming or state.decode.expected or not state.work_exists():
+        if state.forming or state.decode.expected or not state.work_exists():
             return
         state.counts["forced launches"] += 1
         self._change_split(self._splits.whole)

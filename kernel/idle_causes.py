@@ -12,9 +12,8 @@ from muxk.kernel.lanes import LaneTable, SplitLedger
 
 
 def explain_idle(state: ArbiterState, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> None:
-    """Tell the ledger, after a turn."""
-    if lanes.idle.has_free:
-        lanes.idle.explain(idle_causes(state, lanes, splits), now_ns)
+    """Tell the ledger, after a turn that left units without a launch."""
+    lanes.idle.explain(idle_causes(state, lanes, splits), now_ns)
 
 
 def idle_causes(state: ArbiterState, lanes: LaneTable, splits: SplitLedger) -> list[tuple[int, Cause]]:

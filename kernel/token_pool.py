@@ -138,9 +138,11 @@ class TokenPool:
             total = base + (token + 1) * power_of[position] & WORD
             written.append((table[first + position // PAGE_SIZE], position, total))
             first += width
+        sampled = []
         for page, position, total in written:
             sum_of[page], last_of[page] = total, position
-        return StepOutput(int32_bytes([self._token(_mixed(total)) for _, _, total in written]))
+            sampled.append(self._token(total))
+        return StepOutput(int32_bytes(sampled))
 
     def _tokens_of(self, work: DecodeWork) -> Sequence[int]:
         """The last token of each row of a step, which the step before may have sampled."""
@@ -197,8 +199,11 @@ class TokenPool:
         chosen = self._allowed(tokens.tolist(), mixed, sampling, rows)
         return StepOutput(int32_bytes(chosen), _logprobs(sampling, rows, lengths.tolist(), chosen))
 
-    def _token(self, mixed: int) -> int:
-        """`_tokens` of one hash."""
+    def _token(self, total: int) -> int:
+        """`_tokens` of one hash, which is mixed as `_mix` does it."""
+        mixed = (total ^ (total >> 30)) * MIX_ONE & WORD
+        mixed = (mixed ^ (mixed >> 27)) * MIX_TWO & WORD
+        mixed ^= mixed >> 31
         if self._end_every is not None and mixed % self._end_every == 0:
             return END_TOKEN
         return LETTER_OF[(mixed >> 16) % len(LETTER_OF)]
@@ -254,10 +259,3 @@ def _mix(values: Hashes) -> Hashes:
     values = (values ^ (values >> SHIFTS[0])) * MIX_FACTORS[0]
     values = (values ^ (values >> SHIFTS[1])) * MIX_FACTORS[1]
     return values ^ (values >> SHIFTS[2])
-
-
-def _mixed(value: int) -> int:
-    """`_mix` of one value."""
-    value = (value ^ (value >> 30)) * MIX_ONE & WORD
-    value = (value ^ (value >> 27)) * MIX_TWO & WORD
-    return value ^ (value >> 31)
