@@ -248,7 +248,9 @@ def device_for(device: str, policy: str, devices_min: int) -> str:
     if devices_min == 1 or "devices=" in device:
         count = _devices_of(device)
         if count < devices_min:
-            raise StartupError(f"the policy {policy} needs {devices_min} devices, and {device} is {count}")
+            raise StartupError(
+                f"the policy {policy} needs {devices_min} devices or more, and {device} is {count}"
+            )
         return device
     if device in ("auto", "cpu"):
         return f"cpu,devices={devices_min}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from muxk.actors.backends import StartupError, device_for
-from muxk.actors.gpu_backend import open_gpu_backend
+from muxk.actors.gpu_backend import open_gpu_backend, parse_gpu
 from muxk.actors.policy_files import OpenedPolicy, open_with_text
 from muxk.actors.profiling import profiled
 from muxk.client.errors import ClientError
@@ -130,8 +130,7 @@ def plan_of(cell: Cell) -> SimPlan:
     opened = opened_policy(cell)
     own = objectives_of(opened.policy)
     objectives = Objectives(cell.tbt_ms or own.tbt_ms, cell.ttft_ms, cell.ttft_ms_per_prompt_token)
-    device = device_for(cell.device, opened.policy.name, opened.policy.devices_min)
-    gpu = open_gpu_backend(device, cell.model, cell.kv_tokens, cell.seed)
+    gpu = open_gpu_backend(device_of(opened, cell.device), cell.model, cell.kv_tokens, cell.seed)
     if cell.profile is not None:
         gpu = replace(gpu, profile=profiled(gpu.backend, Path(cell.profile)))
     return SimPlan(
@@ -160,6 +159,12 @@ def opened_policy(cell: Cell) -> OpenedPolicy:
     return OpenedPolicy(
         compile_policy(source, filename, settings), PolicyText(source, filename, settings), None
     )
+
+
+def device_of(opened: OpenedPolicy, device: str) -> str:
+    """A simulated one, if it has as many of them as the policy needs. Raises StartupError."""
+    parse_gpu(device)
+    return device_for(device, opened.policy.name, opened.policy.devices_min)
 
 
 def command_of(cell: Cell) -> str:

@@ -111,6 +111,8 @@ def _profile(
     check_scipy()
     key = key_of(backend)
     path = out or default_path(key)
+    if path.is_dir() or not path.name:
+        die(f"--out {path}: that is a folder; name the file, as {default_path(key).name}", USAGE)
     if check and not fresh and path.is_file():
         return path, load_profile(path, key)
     return path, _measured(backend, QUICK if quick else FULL, path, fresh, batch_max)

@@ -18,6 +18,7 @@ from muxk.client.study_options import (
     Tbt,
     TurnsOption,
     check_names,
+    check_no_settings,
     tbt_ms,
     ttft_slo,
 )
@@ -115,6 +116,7 @@ def sim(
         die("--detailed is for the file of --json: give one", USAGE)
     rows = PerRequest() if detailed else None
     check_names(policy, workload, model)
+    check_no_settings(policy)
     duration_ns = None if duration is None else round(_seconds(duration) * S)
     output_max = None
     if requests is None and duration is None:
@@ -171,12 +173,12 @@ def _open_policy(name: str, settings: dict[str, str], tbt: float | None) -> Open
 
 
 def _open_gpu(opened: OpenedPolicy, device: str, model: str, kv_tokens: int | None, seed: int) -> GpuBackend:
-    from muxk.actors.backends import StartupError, device_for
+    from muxk.actors.backends import StartupError
     from muxk.actors.gpu_backend import open_gpu_backend
+    from muxk.client.cells import device_of
 
     try:
-        device = device_for(device, opened.policy.name, opened.policy.devices_min)
-        return open_gpu_backend(device, model, kv_tokens, seed)
+        return open_gpu_backend(device_of(opened, device), model, kv_tokens, seed)
     except StartupError as error:
         die(str(error), USAGE)
 

@@ -91,7 +91,7 @@ def tune(
     with opened_study(jobs, cache) as study:
         scores = run(study.lab, tuning, study.tell_plan)
     _report(tuning, scores, study.notes(), write, json_file)
-    if scores[0].error:
+    if not scores[0].is_found(by):
         raise typer.Exit(FAILED)
 
 
@@ -116,6 +116,7 @@ def _check(tuning: Tuning) -> None:
     except ClientError as error:
         die(f"--rate: {error}", USAGE)
     options.check_names(tuning.cell.policy)
+    options.check_no_settings(tuning.cell.policy)
     for settings in tuning.candidates:
         options.check_policy(replace(tuning.cell, settings=(*tuning.cell.settings, *settings)))
     options.check_cell(replace(tuning.cell, settings=(*tuning.cell.settings, *tuning.candidates[0])))
@@ -133,7 +134,7 @@ def _report(
         console.print(tune_report.table(tuning, scores))
         for note in (*tune_report.notes(tuning, scores), *notes):
             console.print(visible(note), highlight=False)
-    elif not scores[0].error:
+    elif scores[0].is_found(tuning.by):
         typer.echo(tune_report.options_of(scores[0]))
     if not written:
         raise typer.Exit(USAGE)

@@ -238,6 +238,7 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         f"with a TTFT within {template.ttft_ms:g} ms + {template.ttft_ms_per_prompt_token:g} ms/token and "
         "that TBT as TPOT, and the queue is stable."
     )
+    yield from _own_slos(entries)
     yield (
         f"Means over {len(study.seeds)} seeds with the 95 % interval of Student's t; each found by bisection "
         f"to {study.tolerance:.0%}, in runs of {template.requests} requests."
@@ -246,11 +247,7 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         f"{template.requests} requests."
     )
     requests = template.requests or 0
-    if 0 < requests < REQUESTS_FEW:
-        yield (
-            f"runs of {requests} requests say little of a queue: {max(1, requests // 20)} that wait decide "
-            "whether it counts as stable. Give more --requests."
-        )
+    yield from few_requests(requests)
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
     fastest = max((found.rate for found in goodputs), default=0.0)
     if fastest and requests and requests / fastest < SECONDS_FEW:
@@ -262,6 +259,29 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         yield "?: with some seed the search ended at one of its limits."
     if not all(found.monotone for found in goodputs):
         yield "*: with some seed a rate above one that was not met was met again; the lower one counts."
+
+
+def few_requests(requests: int) -> Iterator[str]:
+    """A warning where so few say little."""
+    if 0 < requests < REQUESTS_FEW:
+        yield (
+            f"runs of {requests} requests say little of a queue: {max(1, requests // 20)} that wait decide "
+            "whether it counts as stable. Give more --requests."
+        )
+
+
+def _own_slos(entries: Sequence[Entry]) -> Iterator[str]:
+    """Where not all are judged by one TBT SLO: who by which."""
+    slos = {
+        visible(entry.contender.label): outcome.figures["slo"]["tbt_ms"]
+        for entry in entries
+        for at in entry.at
+        for outcome in at.outcomes
+        if not outcome.error
+    }
+    if len(frozenset(slos.values())) > 1:
+        listed = ", ".join(f"{label} {tbt_ms:g} ms" for label, tbt_ms in slos.items())
+        yield f"Not all are judged by the same TBT SLO: {listed}. --tbt judges all by one."
 
 
 def as_dict(study: Study, entries: Sequence[Entry], said: Sequence[str], origin: Origin) -> dict[str, Any]:

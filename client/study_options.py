@@ -121,23 +121,36 @@ def _hint(hint: str) -> str:
 
 
 def check_names(*names: str) -> None:
-    """End the command for a name with bytes that are no text: it could stand in no report."""
+    """End the command for an empty name, or one with bytes that are no text: it could stand in no report."""
     for name in names:
+        if not name.strip():
+            die(
+                "an empty name: a policy, a workload and a model are each a name or the path of a file", USAGE
+            )
         if not name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in name):
             shown = name.encode("utf-8", "backslashreplace").decode()
             die(f"{shown}: the name is no UTF-8 text; rename the file", USAGE)
 
 
+def check_no_settings(policy: str) -> None:
+    """End the command for `chunked:budget=512`, as `muxk compare` takes it, where --set is for that."""
+    from muxk.policies.engine import shipped_policies
+
+    name, colon, listed = policy.partition(":")
+    if colon and name in shipped_policies():
+        given = " ".join(f"--set {part}" for part in listed.split(","))
+        die(f"{policy}: here settings have an option of their own: {name} {given}", USAGE)
+
+
 def check_policy(cell: Cell) -> None:
     """End the command for a policy that can not be opened, a setting that it does not take, or too few
     devices for it."""
-    from muxk.actors.backends import StartupError, device_for
-    from muxk.client.cells import opened_policy
+    from muxk.actors.backends import StartupError
+    from muxk.client.cells import device_of, opened_policy
     from muxk.policies.problems import PolicyError
 
     try:
-        policy = opened_policy(cell).policy
-        device_for(cell.device, policy.name, policy.devices_min)
+        device_of(opened_policy(cell), cell.device)
     except (PolicyError, StartupError) as error:
         die(str(error), USAGE)
 
@@ -147,17 +160,11 @@ def check_cell(cell: Cell) -> None:
 
     A model that does not fit a device is not among that: others may be compared on others.
     """
-    from muxk.actors.backends import StartupError
-    from muxk.actors.gpu_backend import parse_gpu
     from muxk.client.errors import ClientError
     from muxk.client.workload_names import Traffic, find_workload
 
     check_names(cell.policy, cell.workload, cell.model, *(text for pair in cell.settings for text in pair))
     check_policy(cell)
-    try:
-        parse_gpu(cell.device)
-    except StartupError as error:
-        die(str(error), USAGE)
     try:
         find_workload(cell.workload, Traffic(cell.rate or 1.0))
     except ClientError as error:

@@ -60,6 +60,10 @@ class Score:
     keeps_up: bool = True
     """The queue was stable in all runs; of a goodput it is."""
 
+    def is_found(self, by: By) -> bool:
+        """Not so where a run came to nothing, or no rate met the objectives."""
+        return not self.error and not (by.is_goodput and self.value == 0)
+
     def rank(self, by: By) -> tuple[int, float]:
         """Less is better: a short P99 at a rate that is not kept up with is worth less than any that is."""
         value = -self.value if by.is_goodput else self.value

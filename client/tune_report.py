@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from muxk.client.compare_report import few_requests
 from muxk.client.tune import Score, Tuning, rounds
+from muxk.client.tune_by import By
 from muxk.policies.problems import visible
 
 if TYPE_CHECKING:
@@ -34,14 +36,18 @@ def table(tuning: Tuning, scores: Sequence[Score]) -> Table:
     for column in (*map(visible, names), f"{goal}, {tuning.by.unit}", "95 %", "runs of"):
         made.add_column(column, overflow="fold")
     for score in scores:
-        made.add_row(*(visible(value) for _, value in score.settings), *_value(score), str(score.requests))
+        made.add_row(
+            *(visible(value) for _, value in score.settings), *_value(score, tuning.by), str(score.requests)
+        )
     return made
 
 
-def _value(score: Score) -> tuple[str, str]:
+def _value(score: Score, by: By) -> tuple[str, str]:
     if score.error:
         reason = " ".join(visible(score.error).split())
         return f"failed: {reason[:REASON_MAX]}", ""
+    if not score.is_found(by):
+        return "never met", ""
     grows = "" if score.keeps_up else ", the queue grows"
     return f"{score.value:.4g}", f"{score.low:.4g}-{score.high:.4g}{grows}"
 
@@ -51,6 +57,10 @@ def notes(tuning: Tuning, scores: Sequence[Score]) -> Iterator[str]:
     best = scores[0]
     if best.error:
         yield "no candidate could be run"
+        return
+    yield from few_requests(best.requests)
+    if not best.is_found(tuning.by):
+        yield "no candidate met the objectives at any rate: there is no best one"
         return
     yield f"best: {options_of(best)}"
     near = [one for one in scores[1:] if not one.error and one.requests == best.requests and _near(best, one)]

@@ -26,10 +26,29 @@ def test_a_policy_for_several_devices_is_refused_on_one_with_the_option_that_giv
     assert "use --device sim:h200,devices=2" in told
 
 
-@pytest.mark.parametrize("command", [["compare", "muxwise", "splitwise"], ["diff", "muxwise", "splitwise"]])
-def test_studies_refuse_a_policy_that_has_too_few_devices(command: list[str]) -> None:
-    told = refused(*command[1:], command=command[0])
-    assert "the policy splitwise needs 2 devices or more, and sim:h200 is one" in told
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sim", "splitwise"],
+        ["compare", "muxwise", "splitwise"],
+        ["diff", "muxwise", "splitwise"],
+        ["tune", "splitwise", "--param", "queue_tokens=1"],
+    ],
+)
+def test_every_command_refuses_a_policy_that_has_too_few_devices_in_the_same_words(
+    command: list[str],
+) -> None:
+    needs = "muxk: the policy splitwise needs 2 devices or more, and "
+    assert refused(*command[1:], command=command[0]).startswith(
+        f"{needs}sim:h200 is one: use --device sim:h200,devices=2"
+    )
+    one = refused(*command[1:], "--device", "sim:h200,devices=1", command=command[0])
+    assert one == f"{needs}sim:h200,devices=1 is 1\n"
+
+
+def test_a_folder_is_no_file_for_a_profile() -> None:
+    told = refused("--device", "sim:h200", "--model", "qwen3-8b", "--out", ".", command="profile")
+    assert "--out .: that is a folder; name the file, as sim-h200_qwen3-8b.json" in told
 
 
 @pytest.mark.parametrize(
@@ -64,6 +83,10 @@ def test_a_rate_of_zero_is_refused_for_a_trace_too(tmp_path: Path) -> None:
     [
         (("muxwise", "--workload", "a\udcff.csv"), "the name is no UTF-8 text; rename the file"),
         (("muxwise", "--json", "."), "that is a folder"),
+        (("",), "an empty name"),
+        (("muxwise", "--workload", " "), "an empty name"),
+        (("chunked:budget=512",), "here settings have an option of their own: chunked --set budget=512"),
+        (("muxwise", "--device", "sim:h200,devices=0"), "after the card comes tp=1, 2, 4, 8"),
         (("muxwise", "--rate", "inf"), "rate is inf"),
         (("muxwise", "--rate", "-1"), "rate is -1.0"),
         (("muxwise", "--workload", "sharegpt", "--rate", "1e-9"), "must be 1e-06 requests a second"),

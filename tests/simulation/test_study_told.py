@@ -138,6 +138,17 @@ def test_a_rule_that_fails_in_a_run_is_told(tmp_path: Path) -> None:
     assert "a rule failed and others answered in its place: order/always: division by zero" in done.output
 
 
+def test_policies_that_are_judged_by_slos_of_their_own_are_told_apart() -> None:
+    study, entries = study_of("one", "two")
+    for entry, tbt_ms in zip(entries, (50.0, 20.0), strict=True):
+        made = outcome({}, {})
+        made.figures["slo"] = {"tbt_ms": tbt_ms}
+        entry.at.append(AtRate(1.0, [made]))
+    told = [note for note in compare_report.notes(study, entries) if "same TBT SLO" in note]
+    assert told == ["Not all are judged by the same TBT SLO: one 50 ms, two 20 ms. --tbt judges all by one."]
+    assert not [note for note in compare_report.notes(study, entries[:1]) if "same TBT SLO" in note]
+
+
 def test_notes_say_whose_slos_count_and_how_often_rules_failed() -> None:
     notes = RunNotes()
     for name, count in (("b", 2), ("b", 3), ("a", 0)):

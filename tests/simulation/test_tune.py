@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from muxk.client import cli_tune
 from muxk.client.cells import Cell, Outcome
 from muxk.client.cli import build_app
 from muxk.client.experiments import CellFailed, Lab, Sought
 from muxk.client.goodput import Goodput, Limit, SeedGoodput, combine
 from muxk.client.param_grid import GridError, parse_grid
-from muxk.client.tune import Round, Tuning, rounds, tune
+from muxk.client.tune import Round, Score, Tuning, rounds, tune
 from muxk.client.tune_by import By
 from study_data import short_requests
 from typer.testing import CliRunner
@@ -120,6 +121,19 @@ def test_the_best_is_shown_with_its_interval_and_as_options(tmp_path: Path) -> N
     assert "the queue grows" in done.output
     written = tune_command(*shared, "--cache", str(tmp_path / "kept"), "--write")
     assert written.stdout == "--set budget=4096\n"
+
+
+def test_what_meets_the_objectives_at_no_rate_is_not_called_best(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = [Score((("x", "1"),), 0.0, 0.0, 0.0, 60)]
+    cli_tune._report(tuning(halving=False), scores, (), False, None)
+    said = capsys.readouterr().out
+    assert "never met" in said
+    assert "there is no best one" in said
+    assert "runs of 60 requests say little of a queue" in said
+    cli_tune._report(tuning(halving=False), scores, (), True, None)
+    assert capsys.readouterr().out == ""
+    assert not scores[0].is_found(By.STRICT)
+    assert scores[0].is_found(By.P99_TBT)
 
 
 @pytest.mark.parametrize(
