@@ -235,7 +235,10 @@ class Admission(Actor):
         """The head, and those behind it that fit what the policy's `form` says."""
         state = self.state
         head = request_view(ordered[0])
-        view = FormView(self.now_ns(), head, state.waiting.view, decode, state.kv, state.estimates)
+        same_class = state.waiting.of_class(class_of(ordered[0]).name)
+        view = FormView(
+            self.now_ns(), head, state.waiting.view, decode, state.kv, state.estimates, same_class
+        )
         form = state.decider.form(view)
         chosen = [ordered[0]]
         tokens = prefill_tokens(ordered[0])

@@ -235,6 +235,8 @@ class FormView(msgspec.Struct, frozen=True):
     decode: DecodeView
     kv: KvView
     estimates: Estimates
+    class_queue: QueueView = QueueView(0, 0)
+    """Requests of the head's class that wait, the head among them."""
 
 
 class FormAnswer(msgspec.Struct, frozen=True):

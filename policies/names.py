@@ -217,7 +217,7 @@ _ESTIMATES: Mapping[str, Function] = {
         (_UNITS, ("time", _D)), _N, estimate_chunk, "tokens that fit into a time, through all layers", 80, 0
     ),
 }
-_ESTIMATES_OF_ADMIT: Mapping[str, Function] = {
+_ESTIMATES_OF_PROMPTS: Mapping[str, Function] = {
     "estimate.prefill": Function(
         (("requests", _N), ("tokens", _N)),
         _D,
@@ -263,8 +263,10 @@ PLACES: Mapping[str, Mapping[str, Name]] = {
         **_request_names("head"),
         **_timed_request_names("head"),
         **_class_names("head", _NO_CLASSES),
+        **_CLASS_QUEUE,
         **_resource_names(""),
         **_decode_names(""),
+        "estimate.known": Name(_B, attrgetter("estimates.known"), _DECIDE["estimate.known"].about),
     },
     "split": _DECIDE,
     "fewest": {
@@ -314,10 +316,10 @@ class Asked:
 
 ASKED: Mapping[str, Asked] = {
     "classes": Asked(Often.REQUEST, "when a request arrives, and again after a swap"),
-    "admit": Asked(Often.REQUEST, "when a request was tokenised", functions=_ESTIMATES_OF_ADMIT),
+    "admit": Asked(Often.REQUEST, "when a request was tokenised", functions=_ESTIMATES_OF_PROMPTS),
     "order": Asked(Often.BATCH, "when the waiting queue is read"),
     "a key of order": Asked(Often.REQUEST, "for each waiting request when the queue is sorted", MAX_KEY_COST),
-    "form": Asked(Often.BATCH, "when the prefill lane can take a batch"),
+    "form": Asked(Often.BATCH, "when the prefill lane can take a batch", functions=_ESTIMATES_OF_PROMPTS),
     "split": Asked(Often.STEP, "at each decision of the arbiter", functions=_ESTIMATES),
     "fewest": Asked(Often.STEP, "for each split that is tried", functions=_ESTIMATES),
     "preempt": Asked(Often.STEP, "while a batch runs and another could start", functions=_ESTIMATES),
@@ -325,7 +327,7 @@ ASKED: Mapping[str, Asked] = {
     "victim": Asked(Often.BATCH, "when the KV pool is exhausted"),
     "a key of victim": Asked(Often.REQUEST, "for each request that holds pages", MAX_KEY_COST),
     "retain": Asked(Often.REQUEST, "when a request ended"),
-    "place": Asked(Often.REQUEST, "for each request and device", MAX_KEY_COST, _ESTIMATES_OF_ADMIT),
+    "place": Asked(Often.REQUEST, "for each request and device", MAX_KEY_COST, _ESTIMATES_OF_PROMPTS),
     "pools": Asked(Often.ONCE, "when the policy is compiled"),
     "limits": Asked(Often.ONCE, "when the policy is compiled"),
     "slo": Asked(Often.ONCE, "when the policy is compiled"),

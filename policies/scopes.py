@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from muxk.kernel.view import AdmitView, PrefillView, RequestView, View
+from muxk.kernel.view import AdmitView, FormView, PrefillView, RequestView, View
 from muxk.kernel.work import PrefillShape, Split
 from muxk.policies.problems import RuleError
 
@@ -184,7 +184,7 @@ def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
     return fits
 
 
-def estimate_prefill(view: AdmitView, requests: float, tokens: float) -> float:
+def estimate_prefill(view: AdmitView | FormView, requests: float, tokens: float) -> float:
     """Time to prefill prompts with so many tokens in all, one after the other on the whole device, in ns.
 
     They are taken to be alike in length: the sum of their lengths is known, that of the squares is not.

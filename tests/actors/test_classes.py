@@ -12,10 +12,10 @@ from muxk.actors.messages import Request
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.device import Lane
 from muxk.kernel.devices.sim import SimCosts, SimDevice
-from muxk.kernel.view import Decision, RequestClass, View
+from muxk.kernel.view import Decision, FormAnswer, FormView, RequestClass, View
 from muxk.kernel.work import Item, PrefillWork
 from muxk.policies.engine import CompiledPolicy, load_policy
-from python_policies import InClasses
+from python_policies import InClasses, Like
 from virtual_server import MS, S, VirtualServer, expected_tokens
 
 SLOW_PREFILL = SimCosts(prefill_token_ns=20_000)
@@ -51,6 +51,20 @@ class Spied(InClasses):
             if batch is not None:
                 self.ranks[place, batch.class_rank] += 1
         return super().decide(view)
+
+
+class SpiedForms(Like):
+    """Remembers what waits of the head's class whenever a batch is formed."""
+
+    def __init__(self, base: CompiledPolicy) -> None:
+        super().__init__(name="spied")
+        self.base = base
+        self.classes, self.known_classes = base.classes, base.known_classes
+        self.asked: list[tuple[str, int, int]] = []
+
+    def form(self, view: FormView) -> FormAnswer:
+        self.asked.append((view.head.class_name, view.class_queue.requests, view.class_queue.tokens))
+        return self.base.form(view)
 
 
 FAST = RequestClass("fast", 0, 20 * MS, 300 * MS)
@@ -280,3 +294,24 @@ def test_a_head_that_time_moved_forward_is_looked_for_without_any_other_event(tm
 def test_devices_say_what_a_parked_token_takes() -> None:
     assert SimDevice().parked_bytes_per_token == 8192
     assert SimDevice(parked_bytes_per_token=100).parked_bytes_per_token == 100
+
+
+def test_form_sees_what_waits_of_the_class_of_the_head(tmp_path: Path) -> None:
+    """Six prompts of two classes wait, one runs: batches are as large as what waits of the head's class."""
+    spec = """
+  classes:
+    - {name: chat, when: request.class == 'chat'}
+    - {name: batch}
+  order: {by: class.rank}
+  form: {requests: class.requests, tokens: class.tokens}
+  slice: {layers: all}
+"""
+    spied = SpiedForms(policy_of(tmp_path, spec))
+    server = VirtualServer(spied, calibrate=False, kv_tokens=4096, costs=SLOW_PREFILL)
+    server.submit(S, "first", prompt_token_ids=[65] * 300, max_tokens=1)
+    for index, name in enumerate(("batch", "chat", "batch", "chat", "batch", "batch")):
+        prompt = [66 + index] * (100 + index)
+        server.submit(S + MS, f"{name}{index}", prompt_token_ids=prompt, max_tokens=1, request_class=name)
+    server.run_until(10 * S)
+    assert spied.asked == [("batch", 1, 300), ("chat", 2, 204), ("batch", 4, 411)]
+    assert all(server.outcome(f"{name}{i}").tokens for i, name in ((0, "batch"), (1, "chat"), (5, "batch")))

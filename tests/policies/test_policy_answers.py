@@ -236,6 +236,25 @@ def test_a_long_head_is_a_batch_of_its_own(make_request: MakeRequest) -> None:
     assert form(8000) == (8, 8000)
 
 
+def test_form_asks_an_estimate_and_what_waits_of_the_head_s_class(
+    policy_text: Text, make_view: MakeView, make_request: MakeRequest
+) -> None:
+    tokens = "class.tokens if estimate.known and estimate.prefill(4, 4000) <= head.deadline - now else 512"
+    policy = compile_policy(policy_text(f"form: {{requests: 1 + class.requests, tokens: '{tokens}'}}"))
+    known = make_view().estimates  # 32 layers, 5 us a token on all 16 units: 640 ms
+
+    def form(due_ms: int, estimates: Estimates = known) -> tuple[int, int]:
+        head, waiting = make_request(deadline_ns=due_ms * 1_000_000), QueueView(30, 90_000)
+        nobody = DecodeView(0, 0, False, False, 0)
+        view = FormView(0, head, waiting, nobody, KvView(9, 9), estimates, QueueView(3, 3000))
+        answer = policy.form(view)
+        return answer.max_requests, answer.max_tokens
+
+    assert form(641) == (4, 3000)
+    assert form(639) == (4, 512)
+    assert form(641, Estimates()) == (4, 512)
+
+
 def test_retain_reads_the_request(policy_text: Text, make_request: MakeRequest) -> None:
     rule = "{name: long, when: request.prompt_tokens > 1k, then: keep}"
     spec = f"retain:\n  - {rule}\n  - {{name: short, then: free}}"

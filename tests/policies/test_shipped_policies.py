@@ -174,6 +174,19 @@ def test_chunked_fills_the_budget_with_decode_tokens_first(
         assert (decision.layers, decision.errors) == (view.layers, ())
 
 
+def test_muxwise_puts_more_short_prompts_into_a_batch_where_it_is_told_to_and_a_long_one_stays_alone(
+    make_request: MakeRequest,
+) -> None:
+    short, long = make_request(prompt_tokens=100), make_request(prompt_tokens=5000)
+    own, told = load_policy("muxwise"), load_policy("muxwise", {"batch_tokens": "2k"})
+    bounds = []
+    for policy, head in ((own, short), (told, short), (own, long), (told, long)):
+        view = FormView(0, head, QueueView(90, 9000), NOBODY, KvView(9, 9), Estimates())
+        answer = policy.form(view)
+        bounds.append((answer.max_requests, answer.max_tokens))
+    assert bounds == [(8, 512), (32, 2000), (8, 5000), (32, 5000)]
+
+
 def test_chunked_goes_on_with_a_prompt_when_decode_uses_the_budget_up_and_when_nobody_decodes(
     make_view: MakeView, make_batch: MakeBatch
 ) -> None:
