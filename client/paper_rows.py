@@ -15,6 +15,7 @@ GPUS = 8
 CARD = "sim:a100"
 BUDGETS = (256, 512, 1024, 2048)
 """Token budgets that chunked prefill is tuned over, for each model and workload."""
+BATCHES = (512, 2048)
 STATIC = (("borrow", "false"),)
 """Static disaggregation of the paper (SGLang-PD): one instance for prefill, one for decode."""
 EVALUATED = (("max_prefill", "5s"),)
@@ -43,6 +44,9 @@ class Setting:
     near: float = 1.0
     """What chunked prefill carries about, as found once: where the searches of all systems begin."""
     budgets: tuple[int, ...] = BUDGETS
+    batches: tuple[int, ...] = ()
+    """Prompt tokens that share a batch, over which MuxWise is tuned. Empty where prompts are longer than the
+    largest of them: each is a batch of its own then, whatever the bound."""
     seeds: int | None = None
     """At most so many of the study's; all of them without it."""
     tolerance: float = 0.0
@@ -58,7 +62,7 @@ class Setting:
 LLAMA_8B, LLAMA_70B = "llama-3.1-8b", "llama-3.1-70b"
 AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=320, start=8.0, near=6.727171322029717)
 AGENT_70B = Setting(LLAMA_70B, "toolagent", 100.0, requests=240, start=2.0, near=0.8408964152537146)
-SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=600, start=16.0, near=16.0)
+SHAREGPT_70B = Setting(LLAMA_70B, "sharegpt", 100.0, requests=600, start=16.0, near=16.0, batches=BATCHES)
 LOOGLE_70B = Setting(LLAMA_70B, "loogle", 100.0, requests=120, start=0.5, near=0.08838834764831845)
 # 8,000 tokens a request: with fewer requests no queue and no KV pool is ever full, and a run takes minutes.
 THOUGHTS_70B = Setting(
@@ -70,7 +74,14 @@ THOUGHTS_70B = Setting(
     seeds=1,
     tolerance=0.25,
 )
-SHAREGPT_8B = Setting(LLAMA_8B, "sharegpt", 50.0, gpus=1, requests=600, start=8.0, near=26.908685288118868)
+SHAREGPT_8B = Setting(
+    *(LLAMA_8B, "sharegpt", 50.0),
+    gpus=1,
+    requests=600,
+    start=8.0,
+    near=26.908685288118868,
+    batches=BATCHES,
+)
 
 
 @dataclass(frozen=True)
@@ -141,11 +152,14 @@ POLICIES: Mapping[System, str] = {
 def cell_of(
     system: System, setting: Setting, budget: int | None = None, profile: str | None = None, moved: str = ""
 ) -> Cell:
-    """A run at no rate yet; `budget` is chunked prefill's, `profile` a file of `muxk profile`."""
+    """A run at no rate yet; `budget` is chunked prefill's, or that of MuxWise's batches where it is not the
+    policy's own, `profile` a file of `muxk profile`."""
     settings: tuple[tuple[str, str], ...] = ()
     if system is System.CHUNKED:
         assert budget is not None
         settings = (("budget", str(budget)),)
+    elif system is System.MUXWISE and budget is not None:
+        settings = (("batch_tokens", str(budget)),)
     elif system is System.STATIC:
         settings = STATIC
     elif system is System.LOONGSERVE:

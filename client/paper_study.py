@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -46,6 +46,8 @@ class Found:
     goodputs: dict[tuple[Setting, System], Goodput | CellFailed] = field(default_factory=dict)
     sweeps: dict[Setting, dict[int, float]] = field(default_factory=dict)
     """Of chunked prefill: goodput by budget."""
+    batches: dict[Setting, dict[int, float]] = field(default_factory=dict)
+    """Of MuxWise: goodput by the tokens of a batch."""
     moved: dict[tuple[Setting, System], Moved] = field(default_factory=dict)
     """Of the systems of figures that are off."""
 
@@ -67,8 +69,15 @@ class Found:
         return self.best_budget(setting) if setting in self.sweeps else BUDGETS[0]
 
     def best_budget(self, setting: Setting) -> int:
-        sweep = self.sweeps[setting]
-        return max(sweep, key=lambda budget: (sweep[budget], budget))
+        return _best(self.sweeps[setting])
+
+    def best_batch(self, setting: Setting) -> int | None:
+        """MuxWise's; None where it was not tuned."""
+        return _best(self.batches[setting]) if setting in self.batches else None
+
+
+def _best(sweep: Mapping[int, float]) -> int:
+    return max(sweep, key=lambda size: (sweep[size], size))
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Study:
         """Budgets, then goodputs of all systems."""
         found = Found()
         self._sweep_budgets(found)
+        self._sweep_batches(found)
         pairs = [(setting, system) for setting in self.settings for system in self._systems(setting)]
         self.tell(f"goodput of {len(pairs)} systems, seeds {self.seeds}")
         first = self._first_seeds(pairs, found)
@@ -155,8 +165,32 @@ class Study:
             rate = goodput.rate if isinstance(goodput, Goodput) else 0.0
             found.sweeps.setdefault(setting, {})[budget] = rate
 
+    def _sweep_batches(self, found: Found) -> None:
+        """To the study's own tolerance, with its first seed: they move a goodput by less than budgets do."""
+        pairs = [(setting, tokens) for setting in self.settings for tokens in setting.batches]
+        self.tell(f"MuxWise: {len(pairs)} bounds of a batch")
+        sought = [
+            Sought(
+                self._made(System.MUXWISE, setting, tokens),
+                Goal.STRICT,
+                far(1.4 * setting.near, self._tolerance(setting)),
+                self.seeds[:1],
+            )
+            for setting, tokens in pairs
+        ]
+        for (setting, tokens), goodput in zip(pairs, self.lab.goodputs(sought), strict=True):
+            rate = goodput.rate if isinstance(goodput, Goodput) else 0.0
+            found.batches.setdefault(setting, {})[tokens] = rate
+
     def _cell(self, system: System, setting: Setting, found: Found, moved: str = "") -> Cell:
-        budget = found.best_budget(setting) if system is System.CHUNKED else None
+        budget = None
+        if system is System.CHUNKED:
+            budget = found.best_budget(setting)
+        elif system is System.MUXWISE:
+            budget = found.best_batch(setting)
+        return self._made(system, setting, budget, moved)
+
+    def _made(self, system: System, setting: Setting, budget: int | None, moved: str = "") -> Cell:
         uses_profile = system in (System.MUXWISE, System.TEMPORAL)
         profile = self.profile_of(device_of(system, setting, moved), setting.model) if uses_profile else None
         return cell_of(system, setting, budget, profile, moved)

@@ -37,7 +37,6 @@ spec:
   slo: {{tbt: {tbt}ms}}
   {change}
 """
-SMALL_BATCHES = 'form: {requests: 8, tokens: "max(512, head.prompt_tokens)"}'
 ONE_THREAD = "limits: {backlog: 1, decode_ahead: 0}"
 """One host thread that launches nothing ahead: it learns of an end, then launches."""
 SLOW_HOST = ",host.wakeup_ns*100,host.wakeup_ns*2.5"
@@ -108,10 +107,6 @@ def trials(bench: Bench) -> Iterator[Trial]:
             bench.cell(System.CHUNKED, setting, 256),
             (0, 1),
         )
-    small_batches = "MuxWise forms batches of at most 8 prompts or 512 tokens"
-    for setting, start, other in ((SHAREGPT_8B, 24.0, 28.0), (SHAREGPT_70B, 20.0, 18.0)):
-        ours = bench.changed(bench.cell(System.MUXWISE, setting), "small-batches", SMALL_BATCHES)
-        yield Trial(small_batches, setting, System.CHUNKED, start, other, ours, None, (0, 1))
     slow = "both engines launch nothing ahead and spend 5 ms of the host between two items"
     for setting, budget, start, other in ((AGENT_8B, 1024, 8.0, 6.0), (AGENT_70B, 256, 1.5, 0.75)):
         ours = bench.changed(bench.cell(System.MUXWISE, setting, moved=SLOW_HOST), "one-thread", ONE_THREAD)

@@ -9,10 +9,11 @@ from muxk.client.cells import opened_policy
 from muxk.client.experiments import CellFailed
 from muxk.client.goodput import Goodput, Limit, Search, SeedGoodput, combine, search_rate
 from muxk.client.paper_effects import Subject, effects, movable
+from muxk.client.paper_extras import Extra
 from muxk.client.paper_moves import Moved, wanted
 from muxk.client.paper_notes import EDITION, EDITION_VERSION, edition
 from muxk.client.paper_off import off_section
-from muxk.client.paper_report import is_close, may_be_close, off_figures
+from muxk.client.paper_report import _extras, _sweeps, is_close, may_be_close, off_figures
 from muxk.client.paper_rows import AGENT_8B, FIGURES, SHAREGPT_8B, System
 from muxk.client.paper_study import Found, near, paired
 from muxk.client.paper_trials import Bench, singles, trials
@@ -107,7 +108,7 @@ def test_every_trial_is_a_policy_that_compiles_and_differs_from_the_one_that_shi
     cells = [cell for trial in trials(bench) for cell in (trial.ours, trial.theirs) if cell is not None]
     cells += [cell for single in singles(bench) for cell in (single.cell, single.than) if cell is not None]
     copies = {cell.policy for cell in cells if cell.policy.endswith(".yaml")}
-    assert len(copies) >= 6
+    assert len(copies) >= 5
     for cell in cells:
         policy = opened_policy(cell).policy
         assert policy.tbt_slo_ns == round((cell.tbt_ms or 0) * 1e6)
@@ -120,3 +121,21 @@ def test_runs_of_other_code_are_not_said_to_be_those_of_the_page_in_the_reposito
     other = edition("0123abcd")
     assert "0123abcd" in other
     assert EDITION.strip().splitlines()[0] not in other
+
+
+def test_a_setting_may_have_fewer_seeds_and_the_page_says_what_was_not_swept() -> None:
+    both = Found({}, {AGENT_8B: {256: 1.0, 512: 2.0}, SHAREGPT_8B: {256: 3.0}})
+    both.batches = {SHAREGPT_8B: {512: 24.0, 2048: 28.0}}
+    page = "\n".join(_sweeps(both))
+    assert "| 8B, 8xA100, toolagent, TBT 50 ms | 1 | **2** |" in page
+    assert "| 8B, one A100, sharegpt, TBT 50 ms | **3** | - |" in page
+    assert "| 8B, one A100, sharegpt, TBT 50 ms | 24 | **28** |" in page
+    assert (both.best_batch(SHAREGPT_8B), both.best_batch(AGENT_8B)) == (2048, None)
+
+
+def test_the_range_of_a_figure_names_the_constants_at_its_ends() -> None:
+    figure = Extra(9, "preemption", 1.96, "x", 1.0, "P99 TTFT a prompt token, without over with")
+    ranges = {"preemption": {("a.big", 0.7): 1.5, ("a.big", 1.3): 0.9, ("b.other", 0.7): 1.1}}
+    page = "\n".join(_extras([figure], ranges))
+    assert "Range over 2 assumed constants" in page
+    assert "0.9 (`a.big` x 1.3) to 1.5 x (`a.big` x 0.7)" in page
