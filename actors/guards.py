@@ -9,6 +9,7 @@ class with the methods of `Guard`, a row in `GUARDS`, its name in `kernel/policy
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -47,8 +48,8 @@ class Windows:
 
     def __init__(self, units: tuple[int, ...]) -> None:
         self._ratios = {count: deque([1.0] * WINDOW, maxlen=WINDOW) for count in units}
-        self._ordered: dict[int, list[float]] = {}
-        """The same, sorted, until one changes: most windows are as they were at the last look."""
+        self._ordered = {count: [1.0] * WINDOW for count in units}
+        """The same, sorted."""
         self._measured: dict[int, None] = {}
         self._others = dict.fromkeys(units, 0)
         """Of each window the ratios that are not 1."""
@@ -62,7 +63,9 @@ class Windows:
         ratios = self._ratios[units]
         oldest = ratios[0]
         if oldest != ratio:
-            self._ordered.pop(units, None)
+            ordered = self._ordered[units]
+            del ordered[bisect_left(ordered, oldest)]
+            insort(ordered, ratio)
             self._others[units] += (ratio != 1.0) - (oldest != 1.0)
         ratios.append(ratio)
 
@@ -75,11 +78,7 @@ class Windows:
 
     def quantile(self, units: int, share: float) -> float:
         """The smallest ratio that at least `share` of them do not exceed."""
-        if not self._others[units]:
-            return 1.0
-        ordered = self._ordered.get(units)
-        if ordered is None:
-            ordered = self._ordered[units] = sorted(self._ratios[units])
+        ordered = self._ordered[units]
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

@@ -124,7 +124,8 @@ class Timeline:
         before = self._last.get(job.lane)
         if before is not None:
             job.after = (*job.after, before.job_id)
-        job.ready_ns = max(job.ready_ns, now_ns)
+        if job.ready_ns < now_ns:
+            job.ready_ns = now_ns
         start_ns = self._start_of(job)
         assert start_ns is not None, "the plan goes to the end of all jobs"
         self._jobs[job.job_id] = self._last[job.lane] = job
@@ -143,7 +144,8 @@ class Timeline:
 
     def forget(self, now_ns: int) -> list[int]:
         """Drop jobs that ended too long ago to matter to any that comes; their ids."""
-        gone = [job_id for job_id, job in self._jobs.items() if (job.end_ns or 0) + self._switch_ns <= now_ns]
+        last_ns = now_ns - self._switch_ns
+        gone = [job_id for job_id, job in self._jobs.items() if (job.end_ns or 0) <= last_ns]
         for job_id in gone:
             job = self._jobs.pop(job_id)
             if self._last[job.lane] is job:
@@ -156,10 +158,13 @@ class Timeline:
         for other_id in job.after:
             other = self._jobs.get(other_id)
             if other is not None:
-                if other.end_ns is None:
+                end_ns = other.end_ns
+                if end_ns is None:
                     return None
-                wait_ns = 0 if other.lane == job.lane else self._switch_ns
-                start_ns = max(start_ns, other.end_ns + wait_ns)
+                if other.lane != job.lane:
+                    end_ns += self._switch_ns
+                if end_ns > start_ns:
+                    start_ns = end_ns
         return start_ns
 
     def _plan(self, jobs: list[Job], now_ns: int) -> None:

@@ -249,6 +249,7 @@ class VirtualRuntime:
     def sender(self, owner: VirtualInbox | Ref[Any]) -> Callable[[Ref[Any], Message], None]:
         """What it returns is kept short in calls: each message goes through it."""
         agenda, inboxes, keep, sender = self._agenda, self._inboxes, self._keep, owner.name
+        encode_every = self._encode_every
 
         def send(ref: Ref[Any], message: Message) -> None:
             inbox = inboxes.get(ref.name)
@@ -262,7 +263,8 @@ class VirtualRuntime:
                 self._drop(sender, inbox, message)
                 return
             inbox.depth += 1
-            agenda.send(sender, inbox, message, self._frame(message))
+            frame = None if agenda.sequence % encode_every else codec.encode(message)
+            agenda.send(sender, inbox, message, frame)
             keep((agenda.now_ns, "sent", sender, message_type.__name__, inbox.name))
 
         return send
