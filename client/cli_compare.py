@@ -34,7 +34,10 @@ Policies = Annotated[
         "chunked:budget=512, splitwise@sim:h200,devices=2.",
     ),
 ]
-Workloads = Annotated[list[str], typer.Option("--workload", metavar="NAME|FILE", help=options.WORKLOAD_HELP)]
+Workloads = Annotated[
+    list[str],
+    typer.Option("--workload", metavar="NAME|FILE", help=f"{options.WORKLOAD_HELP} May be repeated."),
+]
 Rates = Annotated[
     list[float] | None,
     typer.Option(

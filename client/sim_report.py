@@ -153,6 +153,8 @@ def rows(plan: SimPlan, run: Run) -> Iterator[tuple[str, str]]:
     )
     if run.rule_errors:
         yield "policy errors", visible(errors_in_words(run.rule_errors))
+    if run.record_ended:
+        yield "note", f"the record of decisions ends early: {run.record_ended}"
     if totals.requests < QUEUE_REQUESTS_MIN:
         yield "note", f"{totals.requests} requests say little of a queue: one or two that wait decide"
     if run.longest_tokens > plan.gpu.shape.context_max:

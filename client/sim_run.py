@@ -128,6 +128,8 @@ class Run:
     """By their text: what the policy could not answer, so that what it extends or the defaults did."""
     longest_tokens: int = 0
     """Of a prompt with its answer."""
+    record_ended: str = ""
+    """Why the record ends before the run does; empty when it is whole."""
     wall: Wall = field(default_factory=Wall)
 
     @property
@@ -310,9 +312,8 @@ class _Simulator:
             ignore_eos=True,
             request_class=request.request_class,
         )
-        frame = FrameReceived(
-            b"client-%d" % (self._sent // PEER_REQUESTS % PEERS), self._encoder.encode(submit)
-        )
+        peer = b"client-%d" % (self._sent // PEER_REQUESTS % PEERS)
+        frame = FrameReceived(peer, self._encoder.encode(submit))
         self._sent += 1
         self._runtime.inject(GATEWAY, frame, self._runtime.now_ns())
 
@@ -374,13 +375,13 @@ class _Simulator:
                 self._plan.sink.add(record)
         if self._recorder is not None:
             self._recorder.close()
+            self._run.record_ended = self._recorder.stopped
 
     def _take_counts(self) -> None:
         run, policy = self._run, self._policy
         for before, after in zip(self._before, self._describe("arbiter"), strict=True):
-            _add_change(
-                run.counts, before["counts"], {name: after["counts"].get(name, 0) for name in COUNTED}
-            )
+            counted = {name: after["counts"].get(name, 0) for name in COUNTED}
+            _add_change(run.counts, before["counts"], counted)
             _add_change(run.residency_ms, before["split_residency_ms"], after["split_residency_ms"])
         run.recomputes = sum(decode["recomputes"] for decode in self._describe("decode"))
         if self._plan.gpu.cluster is not None:

@@ -14,12 +14,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from muxk.actors.gpu_backend import open_gpu_backend
+from muxk.actors.policy_files import open_with_text
 from muxk.client import cell_process
 from muxk.client.cell_pool import CellPool
 from muxk.client.cell_store import CellStore, StoreError
 from muxk.client.cells import Cell, Outcome
+from muxk.client.sim_report import rows
+from muxk.client.sim_run import SimPlan, simulate
+from muxk.client.workload_names import Traffic, find_workload
 from muxk.client.written_files import check_files, write_files
 from plugin_packages import install
+from study_data import short_requests
 from typer import Exit
 
 GOOD = Outcome({"verdicts": {"strict": True, "joint": True, "stable": True}}, seconds=0.5)
@@ -42,10 +48,10 @@ ANSWER = r"out.write(good + b'\n')"
 
 
 @contextmanager
-def no_room_on_disk() -> Iterator[None]:
-    """Every byte that this process writes to a file is one too many."""
+def no_room_on_disk(after: int = 0) -> Iterator[None]:
+    """Every byte that this process writes to a file beyond so many is one too many."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
     try:
         yield
     finally:
@@ -205,6 +211,16 @@ def test_where_files_can_not_be_written_is_found_out_before_the_runs(
     assert not write_files(("--json", Path("/dev/full"), b"x"), ("--html", absent, b"page"))
     assert "--json /dev/full: No space left on device" in capsys.readouterr().err
     assert absent.read_bytes() == b"page"  # the one that fails does not take the others with it
+
+
+def test_a_record_that_a_full_disk_cuts_off_is_told(tmp_path: Path) -> None:
+    trace, record = short_requests(tmp_path), tmp_path / "run.record"
+    gpu, opened = open_gpu_backend("sim:h200", "qwen3-8b"), open_with_text("chunked", {})
+    plan = SimPlan(opened, gpu, find_workload(str(trace), Traffic(30.0)), 2, None, record=record)
+    with no_room_on_disk(4096):
+        run = simulate(plan)
+    assert run.record_ended == "it can not be written: File too large"
+    assert ("note", f"the record of decisions ends early: {run.record_ended}") in rows(plan, run)
 
 
 def test_output_to_a_full_disk_ends_with_one_line() -> None:
