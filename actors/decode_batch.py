@@ -272,7 +272,7 @@ class DecodeBatch:
         if taken.width != width:
             taken.width = width
             if len(taken.rows) <= FEW_ROWS:  # without a copy between: a row can have thousands of pages
-                taken.table = b"".join([self._table[row.slot, :width] for row in taken.rows])
+                taken.table = b"".join([self._table[row.slot, :width].data for row in taken.rows])
             else:
                 taken.table = self._table[taken.slots, :width].tobytes()
 

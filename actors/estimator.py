@@ -29,7 +29,7 @@ from muxk.kernel.messages import (
     StateReported,
 )
 from muxk.kernel.policy import DEFAULT_GUARD, PolicyBook, guard_of
-from muxk.kernel.work import Phase
+from muxk.kernel.work import DECODE
 from muxk.profiles.calibration import Probe, fit
 
 UPDATE_EVERY = MEASURED_TOGETHER
@@ -139,7 +139,7 @@ class Estimator(Actor):
         if predicted <= 0 or item.elapsed_ns <= 0:
             return
         ratio = min(RATIO_MAX, max(1 / RATIO_MAX, item.elapsed_ns / predicted))
-        if item.phase is Phase.DECODE:
+        if item.phase is DECODE:
             for guard in state.guards.values():
                 guard.learn(item, ratio)
         else:
@@ -151,7 +151,7 @@ class Estimator(Actor):
 
     def _predicted(self, item: ItemMeasured) -> float:
         """The solo model's time for this item, or 0 when there is no model for its units."""
-        if item.phase is Phase.DECODE:
+        if item.phase is DECODE:
             decode = self.state.decode_models.get(item.units)
             return 0.0 if decode is None else decode.solo_ns(item.rows, item.context_tokens)
         prefill = self.state.prefill_models.get(item.units)
@@ -172,7 +172,7 @@ class Estimator(Actor):
         scales = [state.scales.quantile(model.units, 0.5) for model in state.scaled]
         if scales != [model.scale for model in state.scaled]:
             state.scaled = tuple(
-                msgspec.structs.replace(model, scale=scale)
+                model if model.scale == scale else msgspec.structs.replace(model, scale=scale)
                 for model, scale in zip(state.scaled, scales, strict=True)
             )
         guard = state.guards.get(state.guard) or QuantileGuard(state.base)

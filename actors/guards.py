@@ -101,7 +101,7 @@ class QuantileGuard:
         guards = [self._windows.quantile(model.units, GUARD_QUANTILE) for model in self._decode]
         if guards != [model.guard for model in self._decode]:
             self._decode = tuple(
-                msgspec.structs.replace(model, guard=guard)
+                model if model.guard == guard else msgspec.structs.replace(model, guard=guard)
                 for model, guard in zip(self._decode, guards, strict=True)
             )
         return msgspec.structs.replace(base, decode=self._decode, contention=None)

@@ -58,6 +58,7 @@ class Busy(StrEnum):
     PROBE = "probe"
 
 
+HOST, DRAIN, LAUNCH, PREEMPTION = Cause.HOST, Cause.DRAIN, Cause.LAUNCH, Cause.PREEMPTION
 BUSY_WITH: Mapping[Phase, Busy] = {Phase.DECODE: Busy.DECODE, Phase.PREFILL: Busy.PREFILL}
 
 
@@ -236,13 +237,12 @@ class IdleLedger:
         possible: not before those items, not after now.
         """
         begin_ns, last_ns = min(started_ns, now_ns), min(ended_ns, now_ns)
-        kind = _kind(flight)
-        pieces = self._on(flight.lane.units)
+        kind, pieces = _kind(flight), self._on(flight.lane.units)
         for piece in pieces:
             self._book_wait(piece, flight, begin_ns)
             end_ns = max(piece.since_ns, last_ns)
             self._busy[kind] += (end_ns - piece.since_ns) * (piece.stop - piece.first)
-            piece.since_ns, piece.cause = end_ns, Cause.HOST
+            piece.since_ns, piece.cause = end_ns, HOST
             piece.flights.remove(flight.item_id)
             if not piece.flights:
                 self.has_free = True
@@ -332,8 +332,8 @@ class IdleLedger:
         if begin_ns <= piece.since_ns:
             return
         preempts = flight.begins_job and flight.job is not None and flight.job.depth > 0
-        drain, launch = (Cause.PREEMPTION,) * 2 if preempts else (Cause.DRAIN, Cause.LAUNCH)
-        self._book_until(piece, min(flight.launched_ns, begin_ns), Cause.HOST)
+        drain, launch = (PREEMPTION, PREEMPTION) if preempts else (DRAIN, LAUNCH)
+        self._book_until(piece, min(flight.launched_ns, begin_ns), HOST)
         self._book_until(piece, min(flight.ready_ns, begin_ns), drain)
         self._book_until(piece, begin_ns, launch)
 

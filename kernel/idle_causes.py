@@ -10,6 +10,11 @@ from muxk.kernel.arbiter_state import ArbiterState
 from muxk.kernel.idle import Cause
 from muxk.kernel.lanes import LaneTable, SplitLedger
 
+NO_WORK, NO_PAGES, DRAIN, MERGE = Cause.NO_WORK, Cause.NO_PAGES, Cause.DRAIN, Cause.MERGE
+OVER_RESERVED, UNASSIGNED, PREEMPTION = Cause.OVER_RESERVED, Cause.UNASSIGNED, Cause.PREEMPTION
+HOST, UNEXPLAINED = Cause.HOST, Cause.UNEXPLAINED
+"""Names are found sooner than members of their class, and these are asked at each step."""
+
 
 def explain_idle(state: ArbiterState, lanes: LaneTable, splits: SplitLedger, now_ns: int) -> None:
     """Tell the ledger, after a turn that left units without a launch."""
@@ -48,21 +53,21 @@ class _Facts:
 
     def while_probing(self) -> Cause:
         """A measurement runs alone, and what waits for it waits for the host to be ready."""
-        return Cause.HOST if self._decode.active or self._can_prefill else Cause.NO_WORK
+        return HOST if self._decode.active or self._can_prefill else NO_WORK
 
     def of_decode_lane(self) -> Cause:
         """Its units, when no step is launched on them."""
         decode = self._decode
         if decode.expected:
-            return Cause.HOST
+            return HOST
         if decode.in_flight:
-            return Cause.DRAIN
+            return DRAIN
         if decode.waiting is not None:
-            return Cause.UNEXPLAINED
+            return UNEXPLAINED
         if self._can_prefill or self._state.forming:
-            return Cause.OVER_RESERVED
+            return OVER_RESERVED
         if self._prefills:
-            return Cause.MERGE if self._launched_beside_decode() else Cause.OVER_RESERVED
+            return MERGE if self._launched_beside_decode() else OVER_RESERVED
         return self._without_work()
 
     def of_prefill_lane(self) -> Cause:
@@ -70,35 +75,35 @@ class _Facts:
         if self._state.forming:
             return self._forming()
         if self._prefills:
-            return Cause.DRAIN
+            return DRAIN
         if self._can_prefill:
-            return Cause.UNEXPLAINED
-        return self._without_prompts(Cause.OVER_RESERVED if self._decode.active else Cause.NO_WORK)
+            return UNEXPLAINED
+        return self._without_prompts(OVER_RESERVED if self._decode.active else NO_WORK)
 
     def of_shared_lane(self) -> Cause:
         """The whole device, as far as nothing is launched on it."""
         decode = self._decode
         if decode.expected:
-            return Cause.HOST
+            return HOST
         if self._state.forming:
-            return Cause.MERGE if decode.held else self._forming()
+            return MERGE if decode.held else self._forming()
         if self._lanes.flights:
-            return Cause.DRAIN
+            return DRAIN
         if decode.waiting is not None or self._can_prefill:
-            return Cause.UNEXPLAINED
+            return UNEXPLAINED
         return self._without_work()
 
     def of_no_lane(self) -> Cause:
         """Units that the split gives to neither phase."""
         if self._decode.held:
-            return Cause.MERGE
+            return MERGE
         if self._decode.active or self._can_prefill or self._state.forming or self._prefills:
-            return Cause.UNASSIGNED
+            return UNASSIGNED
         return self._without_work()
 
     def _forming(self) -> Cause:
         """A batch is formed, by other actors."""
-        return Cause.PREEMPTION if self._state.forming_depth else Cause.HOST
+        return PREEMPTION if self._state.forming_depth else HOST
 
     def _launched_beside_decode(self) -> bool:
         """The prefill items in flight were launched while a decode batch used its lane: then its units wait
@@ -107,8 +112,8 @@ class _Facts:
         return all(flight.launched_ns <= last_step_ns for flight in self._lanes.flights.values())
 
     def _without_work(self) -> Cause:
-        return self._without_prompts(Cause.NO_WORK)
+        return self._without_prompts(NO_WORK)
 
     def _without_prompts(self, cause: Cause) -> Cause:
         """No prompt can start; those that wait have no pages."""
-        return Cause.NO_PAGES if self._state.queue.requests else cause
+        return NO_PAGES if self._state.queue.requests else cause

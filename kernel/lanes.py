@@ -10,7 +10,17 @@ from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.idle import IdleLedger
 from muxk.kernel.jobs import NO_TOKENS, Flight, Load, PrefillJob
 from muxk.kernel.messages import MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
-from muxk.kernel.work import DecodeWork, Item, Phase, PrefillShape, PrefillWork, ProbeWork, Split
+from muxk.kernel.work import (
+    DECODE,
+    PREFILL,
+    DecodeWork,
+    Item,
+    Phase,
+    PrefillShape,
+    PrefillWork,
+    ProbeWork,
+    Split,
+)
 
 NO_LOAD = Load(0, 0)
 
@@ -39,8 +49,8 @@ class LaneTable:
 
     def launch_decode(self, units: int, work: DecodeWork, now_ns: int) -> None:
         """Queue a decode step on the decode lane of so many units."""
-        lane = self.device.lane(Phase.DECODE, units)
-        self._launch(lane, Phase.DECODE, work, range(self.device.layers), now_ns)
+        lane = self.device.lane(DECODE, units)
+        self._launch(lane, DECODE, work, range(self.device.layers), now_ns)
 
     def launch_probe(self, probe: RunProbe, now_ns: int) -> None:
         """Queue a measurement, behind those that are to run beside it; nothing else may be in flight."""
@@ -54,14 +64,14 @@ class LaneTable:
 
     def launch_prefill(self, units: int, job: PrefillJob, layers: int, now_ns: int) -> None:
         """Queue the next layers of the chunk that the job has begun."""
-        lane = self.device.lane(Phase.PREFILL, units)
-        self._launch(lane, Phase.PREFILL, job.work, job.take_layers(layers), now_ns, job)
+        lane = self.device.lane(PREFILL, units)
+        self._launch(lane, PREFILL, job.work, job.take_layers(layers), now_ns, job)
 
     def launch_fused(self, job: PrefillJob, decode: DecodeWork, now_ns: int) -> None:
         """Queue a decode step and the chunk that the job has begun as one pass over the whole device."""
-        lane = self.device.lane(Phase.DECODE, self.device.units)
+        lane = self.device.lane(DECODE, self.device.units)
         span = job.take_layers(self.device.layers)
-        self._launch(lane, Phase.DECODE, job.work, span, now_ns, job, decode)
+        self._launch(lane, DECODE, job.work, span, now_ns, job, decode)
 
     def _launch(
         self,
@@ -111,14 +121,14 @@ class LaneTable:
             begins_job=job is not None and first == chunk.start == 0,
             shared=bool(others),
             width=self.width,
-            beside=_prefill_of(others) if others and phase is Phase.DECODE else None,
+            beside=_prefill_of(others) if others and phase is DECODE else None,
         )
         self._count(flight, 1)
         self.idle.launched(flight)
         self.device.launch(lane, item, after)
 
     def _count(self, flight: Flight, change: int) -> None:
-        if flight.phase is Phase.PREFILL:
+        if flight.phase is PREFILL:
             self.prefills += change
         if isinstance(flight.work, ProbeWork):
             self.probes += change
@@ -174,7 +184,7 @@ class LaneTable:
             return None
         others = self.others(flight.lane)
         # The prefill batch may have come while the step ran.
-        joined = _prefill_of(others) if flight.phase is Phase.DECODE else None
+        joined = _prefill_of(others) if flight.phase is DECODE else None
         return ItemMeasured(
             phase=flight.phase,
             units=len(flight.lane.units),

@@ -114,7 +114,7 @@ class TokenPool:
         return np.uint64(sums[-1])
 
     def decode(self, work: DecodeWork) -> StepOutput:
-        few = work.rows <= FEW_ROWS and work.sampling.greedy
+        few = len(work.requests) <= FEW_ROWS and work.sampling.greedy
         output = self._decode_few(work) if few else self._decode_many(work)
         steps = self._steps
         if len(steps) > KEPT_STEPS:
@@ -151,7 +151,7 @@ class TokenPool:
             return int32_values(work.tokens)
         kept = int32_values(self._steps[work.after_step])
         if rows == sources and len(rows) == len(work.tokens):
-            return kept[: work.rows]  # the same rows, as most steps have them
+            return kept[: len(work.requests)]  # the same rows, as most steps have them
         tokens = list(int32_values(work.tokens))
         for row, source in zip(int32_values(rows), int32_values(sources), strict=True):
             tokens[row] = kept[source]

@@ -24,6 +24,7 @@ from muxk.kernel.noise import Noise, mixed
 from muxk.kernel.timeline import Job, PhaseCost, Timeline
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
+    DECODE,
     PAGE_SIZE,
     DecodeWork,
     Item,
@@ -176,7 +177,7 @@ class SimGpu:
 
     def lane(self, phase: Phase, units: int) -> GpuLane:
         if units == self.units:
-            phase = Phase.DECODE
+            phase = DECODE
         lane = self._lanes.get((phase, units))
         if lane is None:
             lane = self._lanes[phase, units] = self._make_lane(phase, units)
@@ -186,7 +187,7 @@ class SimGpu:
         number = len(self._lanes)
         if units == self.units:
             return GpuLane("whole", range(units), number)
-        if phase is Phase.DECODE:
+        if phase is DECODE:
             return GpuLane(f"decode@{units}", range(units), number)
         return GpuLane(f"prefill@{units}", range(self.units - units, self.units), number)
 
@@ -305,7 +306,7 @@ def load_of(item: Item, layers: int) -> ItemLoad:
     count = item.last_layer - item.first_layer
     begins, ends = item.first_layer == 0, item.last_layer == layers
     if isinstance(work, DecodeWork):
-        batch = work.rows
+        batch = len(work.requests)
         return ItemLoad(count, batch, work.context_tokens, 0, 0, 0, 0, batch * begins, batch * ends)
     if isinstance(work, ProbeWork):
         return _probe_load(work, count, layers)
@@ -331,7 +332,7 @@ def _probe_load(work: ProbeWork, count: int, layers: int) -> ItemLoad:
     """A probe of all layers samples, one of fewer does not."""
     rows = work.rows
     sampled = rows * (count == layers)
-    if work.phase is Phase.DECODE:
+    if work.phase is DECODE:
         return ItemLoad(count, rows, rows * work.context_tokens, 0, 0, 0, 0, rows, sampled)
     tokens = rows * work.new_tokens
     pairs = attention_pairs((work.new_tokens,) * rows, (work.context_tokens,) * rows)
