@@ -34,8 +34,8 @@ from muxk.profiles.calibration import Probe, fit
 
 UPDATE_EVERY = MEASURED_TOGETHER
 """Completed items between two looks at the tables."""
-RATIO_MAX = 8.0
-"""Bound on what one item may say: a machine that was suspended is no property of the model."""
+RATIO_MIN, RATIO_MAX = 1 / 8.0, 8.0
+"""Bounds on what one item may say: a machine that was suspended is no property of the model."""
 UPDATE_STEP = 0.03
 """Relative change below which no new tables are sent."""
 
@@ -138,7 +138,9 @@ class Estimator(Actor):
         predicted = self._predicted(item)
         if predicted <= 0 or item.elapsed_ns <= 0:
             return
-        ratio = min(RATIO_MAX, max(1 / RATIO_MAX, item.elapsed_ns / predicted))
+        ratio = item.elapsed_ns / predicted
+        if not RATIO_MIN <= ratio <= RATIO_MAX:
+            ratio = RATIO_MIN if ratio < RATIO_MIN else RATIO_MAX
         if item.phase is DECODE:
             for guard in state.guards.values():
                 guard.learn(item, ratio)

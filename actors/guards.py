@@ -79,7 +79,8 @@ class Windows:
     def quantile(self, units: int, share: float) -> float:
         """The smallest ratio that at least `share` of them do not exceed."""
         ordered = self._ordered[units]
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        place = int(share * WINDOW)
+        return ordered[place if place < WINDOW else -1]
 
 
 class QuantileGuard:

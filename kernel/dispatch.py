@@ -44,7 +44,8 @@ class Dispatcher:
             self._launch_probe()
             return
         for _ in range(LAUNCHES_PER_TURN):
-            state.resume_parked()
+            if state.running is not None or state.parked is not None:
+                state.resume_parked()
             if not state.work_exists():
                 break
             if not self._apply(self._decide()):
@@ -95,7 +96,8 @@ class Dispatcher:
         return self._splits.current.decode_units > 0 or self._decode_floor_passed()
 
     def _decode_ahead(self) -> int:
-        return min(self._device.decode_ahead, self._state.limits.decode_ahead)
+        device, policy = self._device.decode_ahead, self._state.decider.limits.decode_ahead
+        return device if device < policy else policy
 
     def _decode_floor_passed(self) -> bool:
         return self._state.decode_floor_passed(self._context.now_ns())

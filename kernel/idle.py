@@ -236,11 +236,13 @@ class IdleLedger:
         All items that it waited for were told before. Times of a device's own clock are cut to what is
         possible: not before those items, not after now.
         """
-        begin_ns, last_ns = min(started_ns, now_ns), min(ended_ns, now_ns)
+        begin_ns = started_ns if started_ns < now_ns else now_ns
+        last_ns = ended_ns if ended_ns < now_ns else now_ns
         kind, pieces = _kind(flight), self._on(flight.lane.units)
         for piece in pieces:
-            self._book_wait(piece, flight, begin_ns)
-            end_ns = max(piece.since_ns, last_ns)
+            if begin_ns > piece.since_ns:
+                self._book_wait(piece, flight, begin_ns)
+            end_ns = last_ns if last_ns > piece.since_ns else piece.since_ns
             self._busy[kind] += (end_ns - piece.since_ns) * (piece.stop - piece.first)
             piece.since_ns, piece.cause = end_ns, HOST
             piece.flights.remove(flight.item_id)
@@ -329,8 +331,6 @@ class IdleLedger:
     def _book_wait(self, piece: _Piece, flight: Flight, begin_ns: int) -> None:
         """The gap before an item: the host's until its launch, then that of items it waits for, then its own
         launch. A batch for which another was parked waits for that alone."""
-        if begin_ns <= piece.since_ns:
-            return
         preempts = flight.begins_job and flight.job is not None and flight.job.depth > 0
         drain, launch = (PREEMPTION, PREEMPTION) if preempts else (DRAIN, LAUNCH)
         self._book_until(piece, min(flight.launched_ns, begin_ns), HOST)

@@ -308,7 +308,8 @@ class VirtualRuntime:
     ) -> Timer:
         _check_accepts(target, message)
         delivery = Delivery(target.name, target, owner, message, self._frame(message), queued=False)
-        return Timer(self._agenda.add(self._agenda.now_ns + max(0, delay_ns), owner.name, delivery))
+        at_ns = self._agenda.now_ns + (delay_ns if delay_ns > 0 else 0)
+        return Timer(self._agenda.add(at_ns, owner.name, delivery))
 
     def cancel(self, timer: Timer) -> None:
         self._agenda.cancel(timer.timer_id)

@@ -186,7 +186,8 @@ class _Kept(NamedTuple):
 
 
 def _phase(ns: float, moved: float, drawn: float) -> PhaseCost:
-    return PhaseCost(ns, moved, min(1.0, moved / (drawn * ns)))
+    waits = moved / (drawn * ns)
+    return PhaseCost(ns, moved, waits if waits < 1.0 else 1.0)
 
 
 def _times(cost: PhaseCost, layers: int) -> PhaseCost:

@@ -235,7 +235,7 @@ class SimGpu:
         A decode step is one graph. Prefill layers are launched one by one, and the first runs meanwhile.
         """
         host = self.options.host
-        begins_ns = max(now_ns, self._host_free_ns)
+        begins_ns = now_ns if now_ns > self._host_free_ns else self._host_free_ns
         if load.chunk_tokens:
             ready_ns = begins_ns + host.prefill_layer_launch_ns
             self._host_free_ns = begins_ns + host.prefill_layer_launch_ns * load.layers
@@ -267,7 +267,7 @@ class SimGpu:
         done = ItemDone(
             job_id, start_ns, end_ns, output.tokens, output.logprobs, output.prompt_logprobs, decode
         )
-        timer = self._port.post_after(max(0, end_ns + self._wakeup_ns - now_ns), done)
+        timer = self._port.post_after(end_ns + self._wakeup_ns - now_ns, done)
         self._posted[job_id] = _Posted(start_ns, end_ns, timer)
 
 
