@@ -61,7 +61,7 @@ class CellProcess:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process may write
         self._read = b""
         self._process = subprocess.Popen(
-            COMMAND,
+            (*COMMAND, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -1,7 +1,7 @@
 """A process that runs cells: one as a line of JSON on stdin, its outcome as one on stdout, until stdin ends.
 
 While a simulation goes on it says an empty line each second. `cell_process.py` starts it as
-`python -m muxk.client.cell_worker`.
+`python -m muxk.client.cell_worker PARENT`, and it ends when that process does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 from muxk.client.cells import Cell, run_cell
+from muxk.client.orphans import end_with
 
 BEAT_S = 1.0
 
@@ -35,14 +36,16 @@ class Heart:
 
 def main() -> int:
     """Until stdin ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # What a policy in Python prints must not be taken for an answer.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    end_with(int(sys.argv[1]))
     decode = msgspec.json.Decoder(Cell).decode
-    heart = Heart(answers)
-    for line in sys.stdin.buffer:
-        answers.write(msgspec.json.encode(run_cell(decode(line), heart.beat)) + b"\n")
-        answers.flush()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        # What a policy in Python prints must not be taken for an answer.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        for line in sys.stdin.buffer:
+            # A heart for each: a cell that hangs in its first second must have said that it began.
+            outcome = run_cell(decode(line), Heart(answers).beat)
+            answers.write(msgspec.json.encode(outcome) + b"\n")
+            answers.flush()
     return 0
 
 

@@ -44,7 +44,8 @@ class OpenedStudy:
     def tell_plan(self, plan: Plan) -> None:
         """How long it will take, before it does."""
         self.lab.forecast.plan(plan.work, plan.seconds * self.lab.jobs, monotonic())
-        self._shown.print(f"about {plan.runs} runs, {in_words(plan.seconds)} from here")
+        if plan.runs:
+            self._shown.print(f"about {plan.runs} runs, {in_words(plan.seconds)} from here")
 
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the figures of all its runs must know."""

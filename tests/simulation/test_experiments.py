@@ -67,10 +67,11 @@ def test_closing_ends_runs_and_wakes_whoever_waits(tmp_path: Path, monkeypatch: 
     waits = "import sys; sys.stdin.read()"
     monkeypatch.setattr(cell_process, "COMMAND", (sys.executable, "-c", waits))
     pool, ended = CellPool(1), []
+    cell = cell_of(tmp_path)
 
     def ask(seed: int) -> None:
         try:
-            pool.run(msgspec.structs.replace(cell_of(tmp_path), seed=seed))
+            pool.run(msgspec.structs.replace(cell, seed=seed))
         except Stopped:
             ended.append(seed)
 

@@ -25,6 +25,7 @@ from muxk.client.sim_run import SimPlan, simulate
 from muxk.client.workload_names import Traffic, find_workload
 from muxk.client.written_files import check_files, write_files
 from plugin_packages import install
+from processes import ends
 from study_data import short_requests
 from typer import Exit
 
@@ -183,6 +184,21 @@ def test_a_policy_that_hangs_is_ended_and_one_that_is_slow_is_not(monkeypatch: p
     assert "the run of hangs on sharegpt at 1/s with seed 0 was ended" in hung.error
     assert "a policy that does not return" in hung.error
     assert slow == GOOD
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="it looks for processes in /proc")
+def test_a_process_whose_parent_is_killed_ends_whatever_it_does() -> None:
+    hangs = (
+        "import os, sys; from muxk.client import orphans; orphans.LOOK_EVERY_S = 0.01\n"
+        "orphans.end_with(os.getppid()); print(os.getpid(), flush=True)\nwhile True: pass"
+    )
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hangs!r}]).wait()"
+    parent = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert ends(child)
 
 
 def test_a_process_that_can_not_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from muxk.client import cell_worker, compare_html, compare_report, tune_report
 from muxk.client.cells import Cell, Goal, Outcome
@@ -211,6 +214,24 @@ def test_a_search_knows_about_how_many_runs_it_still_makes(limit: float) -> None
     made = len(found.runs)
     assert abs(guesses[0] - made) <= 4
     assert all(abs(guess - (made - place)) <= 1 for place, guess in enumerate(guesses) if place > made - 6)
+
+
+def test_a_process_says_of_each_cell_that_it_began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(cell: Cell, progress: Any) -> Outcome:
+        for _ in range(3):
+            progress(None, 0.0, 0)
+        return Outcome(error=f"{cell.seed}")
+
+    cells = b"\n".join(msgspec.json.encode(Cell("chunked", seed=seed)) for seed in (1, 2))
+    monkeypatch.setattr(cell_worker, "run_cell", run)
+    monkeypatch.setattr(sys, "argv", ["cell_worker", str(os.getppid())])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cells)))
+    with (tmp_path / "said").open("wb") as said:
+        monkeypatch.setattr(sys, "stdout", said)
+        cell_worker.main()
+        monkeypatch.undo()
+    lines = (tmp_path / "said").read_bytes().splitlines()
+    assert [line[:1] for line in lines] == [b"", b"{", b"", b"{"]
 
 
 def test_a_process_says_once_a_second_that_its_simulation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
