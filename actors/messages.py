@@ -237,7 +237,7 @@ class PagesGrown(Message, frozen=True):
     denied: tuple[int, ...]
 
 
-class EmittedRow(msgspec.Struct, frozen=True, array_like=True):
+class EmittedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request in one step."""
 
     request_id: int
@@ -286,7 +286,7 @@ class PromptText(msgspec.Struct, frozen=True, array_like=True):
     """Of the tokens from the second on, or none."""
 
 
-class TextRow(msgspec.Struct, frozen=True, array_like=True):
+class TextRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New text of one choice in one step."""
 
     request_id: int

@@ -295,7 +295,7 @@ class PagePool:
     def keep(self, request_id: int, tokens: bytes) -> None:
         """Index the full pages of a request, and let them stay when it has gone."""
         self.publish(request_id, tokens)
-        for page in self._held.get(request_id, ()):
+        for page in self._held.get(request_id, ()) if self._guests else ():
             if self._guests.get(page) == {}:
                 del self._guests[page]
 

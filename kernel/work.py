@@ -106,7 +106,7 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
-class StepOutput(msgspec.Struct, frozen=True):
+class StepOutput(msgspec.Struct, frozen=True, gc=False):
     """What an item hands to the host."""
 
     tokens: bytes = b""
@@ -147,7 +147,7 @@ class PrefillWork(msgspec.Struct, frozen=True, tag=True):
         return len(self.requests)
 
 
-class DecodeWork(msgspec.Struct, frozen=True, tag=True):
+class DecodeWork(msgspec.Struct, frozen=True, tag=True, gc=False):
     """One decode step of a batch: row r feeds `tokens[r]` at `positions[r]`, samples `positions[r] + 1`."""
 
     step_id: int
@@ -193,7 +193,7 @@ class ProbeWork(msgspec.Struct, frozen=True, tag=True):
 Work = PrefillWork | DecodeWork | ProbeWork
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A work item: layers [first_layer, last_layer) of a work, as it is launched on a lane.
 
     Of a prefill it is layers of one chunk of tokens. With `decode` it is a fused step: one pass through all
