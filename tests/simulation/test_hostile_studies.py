@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -195,10 +196,15 @@ def test_a_process_whose_parent_is_killed_ends_whatever_it_does() -> None:
     starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hangs!r}]).wait()"
     parent = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    with parent.stdout:
+        child = int(parent.stdout.readline())
     parent.kill()
-    parent.communicate()
-    assert ends(child)
+    parent.wait()
+    try:
+        assert ends(child)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_process_that_can_not_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

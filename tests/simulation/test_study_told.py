@@ -127,6 +127,7 @@ def test_causes_splits_and_policies_keep_their_colours_through_a_report() -> Non
     causes = [found[cause.value].copy().pop() for cause in Cause]
     assert len(set(causes)) == len(causes)
     assert found["two"] != found["three"]
+    assert found["1+1"] != found["2+1"]
 
 
 def test_a_rule_that_fails_in_a_run_is_told(tmp_path: Path) -> None:
