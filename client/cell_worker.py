@@ -1,7 +1,7 @@
 """A process that runs cells: one as a line of JSON on stdin, its outcome as one on stdout, until stdin ends.
 
 While a simulation goes on it says an empty line each second. `cell_process.py` starts it as
-`python -m muxk.client.cell_worker PARENT`, and it ends when that process does.
+`python -m muxk.client.cell_worker PARENT`, and it ends when that process does; by hand it needs no PARENT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Heart:
 
 def main() -> int:
     """Until stdin ends."""
-    end_with(int(sys.argv[1]))
+    if sys.argv[1:]:
+        end_with(int(sys.argv[1]))
     decode = msgspec.json.Decoder(Cell).decode
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         # What a policy in Python prints must not be taken for an answer.
