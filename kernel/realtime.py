@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,14 +266,16 @@ class RealtimeRuntime:
         return time.monotonic_ns()
 
     def sender(self, owner: Inbox) -> Callable[[Ref[Any], Message], None]:
-        return partial(self._send, owner.name)
+        inboxes, sender = self._inboxes, owner.name
 
-    def _send(self, sender: str, ref: Ref[Any], message: Message) -> None:
-        inbox = self._inboxes.get(ref.name)
-        if inbox is None:
-            self._send_out(ref, message)
-        else:
-            self._push(sender, inbox, message)
+        def send(ref: Ref[Any], message: Message) -> None:
+            inbox = inboxes.get(ref.name)
+            if inbox is None:
+                self._send_out(ref, message)
+            else:
+                self._push(sender, inbox, message)
+
+        return send
 
     def _send_out(self, ref: Ref[Any], message: Message) -> None:
         if ref.name != INGRESS_NAME or self._ingress is None:
