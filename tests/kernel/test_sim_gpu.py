@@ -13,6 +13,7 @@ from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import ItemDone
 from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions, load_of
+from muxk.kernel.lanes import LaneTable
 from muxk.kernel.noise import mixed, normals
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import (
@@ -209,3 +210,20 @@ def test_loads_are_sums_over_rows() -> None:
     assert load_of(Item(1, probe, 0, 4, True), LAYERS) == ItemLoad(4, 0, 0, 2, 40, 2 * pairs, 72, 40, 2)
     probe = ProbeWork(1, Phase.DECODE, 132, 3, 1, 50)
     assert load_of(Item(1, probe, 0, 4, True), LAYERS) == ItemLoad(4, 3, 150, 0, 0, 0, 0, 3, 3)
+
+
+def test_the_estimator_is_told_of_items_once_in_eight_and_of_all_of_them() -> None:
+    device, port = gpu()
+    table = LaneTable(device, 1)
+    told = []
+    for number in range(1, 21):
+        work = decode_item(number).work
+        assert isinstance(work, DecodeWork)
+        table.launch_decode(132 if number % 2 else 36, work, port.now)
+        [done] = port.rest().values()
+        flight = table.ended(done, port.now)
+        assert flight is not None
+        told.append(table.measured(flight, done))
+    assert [number for number, message in enumerate(told, 1) if message is not None] == [8, 16]
+    units = [item.units for message in told if message is not None for item in message.items]
+    assert units == [132, 36] * 8
