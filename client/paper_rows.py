@@ -70,7 +70,7 @@ THOUGHTS_70B = Setting(
     requests=600,
     start=0.5,
     near=0.5,
-    budgets=BUDGETS[:2],
+    budgets=BUDGETS[:1],
     seeds=1,
     tolerance=0.25,
 )
