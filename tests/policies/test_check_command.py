@@ -107,7 +107,10 @@ def test_a_good_file_says_what_it_changes(file: Path) -> None:
             "classes",
             "chat (tbt 30ms, ttft 300ms, share 3); batch (tbt 100ms, ttft 10ms/token, max_wait 1min)",
         ],
-        ["params", "layers = true, polling = true, preemption = true, batch_tokens = 512, burst = 50%, floor = 1s"],
+        [
+            "params",
+            "layers = true, polling = true, preemption = true, batch_tokens = 512, burst = 50%, floor = 1s",
+        ],
         ["limits", "backlog 2, decode_ahead 1, decode_floor 1s, queue 512, preemptions 16, parked 1GiB"],
     ]
 
