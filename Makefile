@@ -74,9 +74,9 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.simbench
 	$(BIN)/muxk bench
 
-# docs/idle.md: idle time by cause, for each workload and policy. Half an hour on two cores.
+# docs/idle.md: idle time by cause, for each workload and policy. Half an hour on two cores. ARGS="--workloads loogle".
 idle: $(VENV)/.stamp-dev
-	$(BIN)/python -m muxk.client.idle_table --out docs/idle.md
+	$(BIN)/python -m muxk.client.idle_table --out docs/idle.md $(ARGS)
 
 # Another seed each time, unless SEED says which: it is printed, and repeats the run.
 FUZZ ?= 100000

@@ -1,6 +1,6 @@
 """Idle time by cause, for each workload and policy at several loads: the page `docs/idle.md`.
 
-    python -m muxk.client.idle_table [--requests 200] [--jobs 2] [--keep FOLDER] [--out docs/idle.md]
+    python -m muxk.client.idle_table [--requests 120] [--jobs 2] [--keep FOLDER] [--out docs/idle.md]
 
 The load is a share of the goodput of muxwise with the worst-case guard of the MuxWise paper, whose profile is
 measured first. All runs are `muxk sim` runs; results do not depend on --jobs. Needs SciPy (muxk[profile]).
@@ -267,7 +267,8 @@ def _table_row(row: Row) -> str:
 INTRODUCTION = """# Where the units wait
 
 `make idle` writes this page: simulated {device}, {model}, {requests} requests a run (or fewer that ask for
-{output:,} tokens of output), a TBT SLO of {tbt} ms, seed {seeds}. What a real card does is not shown by it.
+{output:,} tokens of output), a TBT SLO of {tbt} ms, seed {seeds}. What a real card does is not shown by it. Rates are what such short runs sustain: those of
+openthoughts, whose answers are longer than all its arrivals, say nothing of a steady state.
 
 A unit is idle when it has no kernel while there is work for it. The arbiter books each idle unit-nanosecond
 to one cause when the device has told the times of its items (`kernel/idle.py`); none is what the others
@@ -297,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="sim:h200")
     parser.add_argument("--model", default="qwen3-8b")
-    parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--requests", type=int, default=120, help="of each run")
     parser.add_argument("--tolerance", type=float, default=0.1, help="relative width of a goodput")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workloads", nargs="+", choices=list(STARTS), default=list(STARTS))
