@@ -267,8 +267,9 @@ def _table_row(row: Row) -> str:
 INTRODUCTION = """# Where the units wait
 
 `make idle` writes this page: simulated {device}, {model}, {requests} requests a run (or fewer that ask for
-{output:,} tokens of output), a TBT SLO of {tbt} ms, seed {seeds}. What a real card does is not shown by it. Rates are what such short runs sustain: those of
-openthoughts, whose answers are longer than all its arrivals, say nothing of a steady state.
+{output:,} tokens of output), a TBT SLO of {tbt} ms, seed {seeds}. What a real card does is not shown by it.
+Rates are what such short runs sustain: those of openthoughts, whose answers are longer than all its arrivals,
+say nothing of a steady state.
 
 A unit is idle when it has no kernel while there is work for it. The arbiter books each idle unit-nanosecond
 to one cause when the device has told the times of its items (`kernel/idle.py`); none is what the others
