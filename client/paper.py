@@ -64,6 +64,8 @@ def main() -> None:
             text = report(study, found, more, tried, single, given.version, ranges)
             given.out.write_text(text, encoding="utf-8")
             say(f"wrote {given.out} again, with how far figures move")
+    if store.lost:
+        say(f"{store.lost} runs were not kept in {given.folder}: {store.lost_why}")
 
 
 def say(text: str) -> None:

@@ -11,6 +11,7 @@ from muxk.client.paper_notes import NOTES
 from muxk.client.paper_rows import Figure, System
 from muxk.client.paper_study import Found
 
+NOT_RUN = "How far it moves with the assumed constants was not run."
 NOTHING = 1e-9
 """Below this a constant is in no formula of what is run."""
 
@@ -52,14 +53,22 @@ def _range(found: Found, figure: Figure) -> str:
     ours = found.moved.get((figure.setting, System.MUXWISE))
     other = found.moved.get((figure.setting, figure.other))
     if ours is None or other is None:
-        return "How far it moves with the assumed constants was not run."
-    ratios = {key: _ratio(ours, other, *key) for key in dict.fromkeys((*ours.rates, *other.rates))}
+        return NOT_RUN
+    keys = [
+        key
+        for key in dict.fromkeys((*ours.rates, *other.rates))
+        if _is_known(ours, *key) and _is_known(other, *key)
+    ]
+    ratios = {key: _ratio(ours, other, *key) for key in keys}
     if not ratios:
-        return "No assumed constant moves what either system runs by enough to be run."
+        matter = any(effect >= MATTERS for one in (ours, other) for effect in one.effects.values())
+        return NOT_RUN if matter else "No assumed constant moves what either system runs by enough to be run."
     nominal = ours.subject.rate / other.subject.rate
     low, high = (choose(ratios, key=lambda key: ratios[key]) for choose in (min, max))
     count = len({constant for constant, _ in ratios})
-    shown = sorted({constant for constant, _ in ratios}, key=lambda name: -_reach(ratios, name, nominal))
+    shown = sorted(
+        {constant for constant, _ in ratios}, key=lambda name: (-_reach(ratios, name, nominal), name)
+    )
     each = "; ".join(
         f"`{name}` "
         + ", ".join(f"{ratios[name, factor]:.2f}" for factor in FACTORS if (name, factor) in ratios)
@@ -70,6 +79,11 @@ def _range(found: Found, figure: Figure) -> str:
         f"(`{low[0]}` x {low[1]:g}) to **{ratios[high]:.2f}** (`{high[0]}` x {high[1]:g}). "
         f"Times {FACTORS[0]} and {FACTORS[1]}: {each}."
     )
+
+
+def _is_known(moved: Moved, constant: str, factor: float) -> bool:
+    """Whether it was run, or need not be: what a failed search would have found is not the nominal rate."""
+    return (constant, factor) in moved.rates or moved.effects[constant] < MATTERS
 
 
 def _ratio(ours: Moved, other: Moved, constant: str, factor: float) -> float:

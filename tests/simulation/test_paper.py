@@ -139,3 +139,17 @@ def test_the_range_of_a_figure_names_the_constants_at_its_ends() -> None:
     page = "\n".join(_extras([figure], ranges))
     assert "Range over 2 assumed constants" in page
     assert "0.9 (`a.big` x 1.3) to 1.5 x (`a.big` x 0.7)" in page
+
+
+def test_a_constant_whose_search_failed_for_one_of_the_two_gives_no_end_of_a_range() -> None:
+    both = found(goodput(10.0, 10.1), goodput(8.0, 8.1))
+    effects_of = {"a.big": 0.2, "b.big": 0.2}
+    ours = Moved(Subject(AGENT_8B, System.MUXWISE, 10.0), effects_of)
+    other = Moved(Subject(AGENT_8B, System.CHUNKED, 8.0), effects_of)
+    both.moved = {(AGENT_8B, System.MUXWISE): ours, (AGENT_8B, System.CHUNKED): other}
+    assert "was not run." in "\n".join(off_section(both, off_figures(both)))
+    ours.rates.update({("a.big", 0.7): 2.0, ("b.big", 0.7): 9.0})
+    other.rates["b.big", 0.7] = 9.0
+    page = "\n".join(off_section(both, off_figures(both)))
+    assert "of 1 constants that were run: **1.00** (`b.big` x 0.7) to **1.00**" in page
+    assert "`a.big` 0" not in page
