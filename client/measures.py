@@ -7,8 +7,8 @@
   part of the joint objective as DistServe defines it.
 - A stall is a gap of more than `stall_factor` times the TBT SLO.
 - *Strict*: at most 1 % of all gaps are over the TBT SLO (their P99 meets it; counted exactly), and the queue
-  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens wait for a first token when no
-  more come, by the mean over the last quarter of the arrivals (`measures_queue.py`).
+  is stable: of all requests, at most 5 % by number and 5 % by prompt tokens wait, for a first token or in a
+  stall, when no more come, by the mean over the last quarter of the arrivals (`measures_queue.py`).
 - *Joint*: at least 90 % of all requests complete with TTFT and TPOT in their SLOs.
 
 Memory does not grow with the number of requests or gaps. What one-directional streams can not know, when the
@@ -91,7 +91,7 @@ class Judgement(msgspec.Struct, frozen=True):
     gaps_over_share: float
     """Of all gaps: those over the TBT SLO."""
     waiting_share: float
-    """Of all requests: those without a first token at the end of the arrivals, see `measures_queue.py`."""
+    """Of all requests: those that wait for a token at the end of the arrivals, see `measures_queue.py`."""
     waiting_tokens_share: float
     """The same, by prompt tokens."""
     stable: bool
@@ -174,6 +174,7 @@ class Measures:
         self._totals.ttft.add(ttft)
         self._totals.end_to_end.add((times[lasts] - arrivals)[completed])
         self._count_gaps(times, firsts, lengths)
+        self._note_stalls(batch, times)
         several = lengths > 1
         tpot = np.zeros(len(batch), np.int64)
         tpot[several] = (times[lasts] - times[firsts])[several] // (lengths[several] - 1)
@@ -201,6 +202,21 @@ class Measures:
         self._totals.gaps_over += int((pooled > self.objectives.tbt_ns).sum())
         self._totals.stalls += int((pooled > self.objectives.stall_factor * self.objectives.tbt_ns).sum())
         self._totals.max_gaps.add(np.maximum.reduceat(gaps, firsts)[lengths > 1])
+
+    def _note_stalls(self, batch: Sequence[Served], times: npt.NDArray[np.int64]) -> None:
+        """A request that stalls is in a queue again; one that goes on when the run ends may be for good."""
+        owners = np.repeat(np.arange(len(batch)), [len(served.token_ns) for served in batch])
+        longest = self.objectives.stall_factor * self.objectives.tbt_ns
+        stalls = np.flatnonzero((np.diff(times) > longest) & (owners[1:] == owners[:-1]))
+        for index in stalls.tolist():
+            self._note_stall(batch[owners[index]], int(times[index]), int(times[index + 1]))
+        for served in batch:
+            if not served.completed and not served.error:
+                self._note_stall(served, served.token_ns[-1], None)
+
+    def _note_stall(self, served: Served, since_ns: int, until_ns: int | None) -> None:
+        self._waiting_requests.stalled(since_ns, until_ns, 1)
+        self._waiting_prompts.stalled(since_ns, until_ns, served.prompt_tokens)
 
     @property
     def totals(self) -> Totals:

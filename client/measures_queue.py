@@ -1,4 +1,9 @@
-"""How much of a load waits for its first token, over the time in which the load came.
+"""How much of a load waits for its next token, over the time in which the load came.
+
+A request waits from its arrival to its first token, and through each stall afterwards: a system that computes
+a prompt at once and then holds it back for minutes, until there is room to decode it, has the same queue in
+another place. With answers of thousands of tokens such a wait is one gap of many, which no quantile of the
+gaps shows.
 
 Whether a queue grows can not be read off one moment: at the last arrival one request waits for certain, and a
 long prompt that happens to come then is most of all that waits. So it is judged by the mean over the last
@@ -32,9 +37,9 @@ class WaitingLoad:
         """Arrivals."""
         self._width_ns = 1
         self._bins: dict[int, tuple[int, int]] = {}
-        """By time // width: (load that came less load that began, the same times its time)."""
+        """By time // width: (load that began to wait less load that ended it, the same times its time)."""
         self._later: list[tuple[int, int]] = []
-        """Heap of (first token, load), of first tokens after the last arrival seen so far."""
+        """Heap of (when, load that waits from then on), of what was after the last arrival seen so far."""
 
     def add(self, arrival_ns: int, first_token_ns: int | None, load: int) -> None:
         """One request; `first_token_ns` is None when it never had one."""
@@ -45,10 +50,21 @@ class WaitingLoad:
             self._widen()
         self._note(arrival_ns, load)
         if first_token_ns is not None:
-            heapq.heappush(self._later, (first_token_ns, load))
+            heapq.heappush(self._later, (first_token_ns, -load))
         while self._later and self._later[0][0] <= self._last_ns:
-            at_ns, began = heapq.heappop(self._later)
-            self._note(at_ns, -began)
+            self._note(*heapq.heappop(self._later))
+
+    def stalled(self, since_ns: int, until_ns: int | None, load: int) -> None:
+        """A request that was added waited again; `until_ns` is None when no token came any more."""
+        self._change(since_ns, load)
+        if until_ns is not None:
+            self._change(until_ns, -load)
+
+    def _change(self, at_ns: int, load: int) -> None:
+        if at_ns <= self._last_ns:
+            self._note(at_ns, load)
+        else:
+            heapq.heappush(self._later, (at_ns, load))
 
     def _note(self, at_ns: int, load: int) -> None:
         place = at_ns // self._width_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,6 +133,29 @@ def test_an_overload_with_perfect_gaps_does_not_pass_the_strict_objective() -> N
     assert not run.judge().strict
 
 
+@pytest.mark.parametrize("completed", [True, False])
+def test_prompts_that_are_computed_at_once_and_then_held_back_are_a_queue_too(completed: bool) -> None:
+    # Each has its first token after 5 ms. Decode takes one up each 20 ms, of those that come each 10 ms.
+    rows = []
+    for n in range(500):
+        first, second = 10 * n + 5, 20 * n + 20
+        rest = [second + 10 * token for token in range(400)] if completed or n < 250 else []
+        rows.append(served(10 * n, first, *rest, completed=completed or n < 250))
+    judged = measured(rows).judge()
+    assert judged.gaps_over_share < 0.01
+    assert judged.waiting_share == pytest.approx(0.5, abs=0.05)
+    assert not judged.strict
+
+
+def test_a_stall_of_all_that_passes_before_the_end_is_no_queue() -> None:
+    # Half a second without a token for anybody, in a run of ten, once in 200 gaps.
+    rows = [steady(10 * n, 5, 10, 2) for n in range(1000)]
+    rows += [served(0, *(5 + 10 * n + 500 * (n > 500) for n in range(1000))) for _ in range(50)]
+    judged = measured(rows).judge()
+    assert judged.waiting_share < 0.01
+    assert judged.strict
+
+
 def test_requests_without_any_token_wait_and_meet_nothing() -> None:
     rows = [steady(n, 0.5, 10, 3) if n % 10 < 7 else served(n, completed=False) for n in range(1000)]
     run = measured(rows)
@@ -196,8 +220,12 @@ runs_of_requests = st.lists(
 
 
 def within(request: Served, start_ns: int, end_ns: int) -> int:
-    """For how long it waited for its first token in a window, in ns."""
-    return max(0, min(end_ns, request.token_ns[0]) - max(start_ns, request.arrival_ns))
+    """For how long it waited for a token in a window, in ns: for its first, in stalls, or for good."""
+    times = list(request.token_ns)
+    waits = [(request.arrival_ns, times[0])]
+    waits += [(since, until) for since, until in pairwise(times) if until - since > 4 * 50 * MS]
+    waits += [] if request.completed else [(times[-1], end_ns)]
+    return sum(max(0, min(end_ns, until) - max(start_ns, since)) for since, until in waits)
 
 
 @given(runs_of_requests, st.integers(0, 1000))
