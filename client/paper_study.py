@@ -110,15 +110,18 @@ class Study:
             Sought(
                 self._cell(system, setting, found),
                 Goal.STRICT,
-                far(
-                    setting.near if system is System.CHUNKED else 1.4 * setting.near,
-                    self._tolerance(setting),
-                ),
+                self._first_search(setting, system),
                 self._seeds(setting)[:PIONEERS],
             )
             for setting, system in pairs
         ]
         return dict(zip(pairs, self.lab.goodputs(sought), strict=True))
+
+    def _first_search(self, setting: Setting, system: System) -> Search:
+        known, tolerance = dict(setting.found), self._tolerance(setting)
+        if system in known:
+            return near(known[system], tolerance)
+        return far(setting.near if system is System.CHUNKED else 1.4 * setting.near, tolerance)
 
     def _other_seeds(self, first: dict[tuple[Setting, System], Goodput | CellFailed], found: Found) -> None:
         found.goodputs.update(first)
@@ -156,7 +159,7 @@ class Study:
             Sought(
                 cell_of(System.CHUNKED, setting, budget),
                 Goal.STRICT,
-                far(setting.start, TUNING_TOLERANCE),
+                self._tuning_search(setting),
                 self.seeds[:1],
             )
             for setting, budget in pairs
@@ -164,6 +167,12 @@ class Study:
         for (setting, budget), goodput in zip(pairs, self.lab.goodputs(sought), strict=True):
             rate = goodput.rate if isinstance(goodput, Goodput) else 0.0
             found.sweeps.setdefault(setting, {})[budget] = rate
+
+    def _tuning_search(self, setting: Setting) -> Search:
+        """As for the system itself where it begins at what is known, so that runs serve both."""
+        if System.CHUNKED in dict(setting.found):
+            return self._first_search(setting, System.CHUNKED)
+        return far(setting.start, TUNING_TOLERANCE)
 
     def _sweep_batches(self, found: Found) -> None:
         """To the study's own tolerance, with its first seed: they move a goodput by less than budgets do."""
