@@ -16,7 +16,7 @@ import numpy.typing as npt
 from muxk.actors.columns import ExtrasMaker
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
-from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes, int32_values
 
 GROW_AHEAD_TOKENS = 8
 """A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
@@ -42,28 +42,35 @@ class Row:
 
     request: Request
     slot: int
+    request_id: int
+    prompt_tokens: int
+    max_tokens: int
+    """Of its request, as the two before."""
     generated: list[int]
     """All generated tokens, those from before a recompute included."""
-    position: int
-    """Position of the last token, whose KV the next step writes."""
+    next: int
+    """The position that the next step writes: that of the last token, steps on a lane counted in."""
     pages: int
     reused_tokens: int
     extras: ExtrasMaker | None
     """None when the sampler needs nothing but the columns."""
     history: bytearray
     """int32: `generated` for the sampler's penalties; kept only when there are extras."""
-    growing: bool = False
-    """A page was asked for and not answered."""
-    steps: int = 0
-    """Versions of steps that were submitted with it and have not ended."""
-    ahead: int = 0
-    """1 while a step with it is known to be on a lane: the next one has its token from there."""
+    plain: bool
+    """Of a token that does not end it there is nothing to say but its id."""
+    ends: frozenset[int]
+    """Tokens that may end it."""
     ending: Ending | None = None
     reach: int = 0
-    """The next step can take it while `position + ahead`, where that step writes, is less: then it has a slot
-    there, and goes on."""
+    """The next step can take it while `next` is less: then it has a slot there, and goes on."""
     grow_from: int = NEVER
-    """It needs a page from there on: it will soon be without a free slot, and is not near its end."""
+    """It needs a page once `next` is there: it will soon be without a free slot, is not near its end, and none
+    was asked for."""
+
+    @property
+    def ahead(self) -> int:
+        """Steps with it that are known to be on a lane; the next one has its token from there."""
+        return self.next - self.prompt_tokens - len(self.generated) + 1
 
     @property
     def fits(self) -> bool:
@@ -73,17 +80,23 @@ class Row:
     @property
     def goes_on(self) -> bool:
         """It needs a step after those on a lane, as far as the host can know."""
-        return self.ending is None and len(self.generated) + self.ahead < self.request.params.max_tokens
+        return self.ending is None and self.next < self.last
+
+    @property
+    def last(self) -> int:
+        """The position of its last token, which no step writes."""
+        return self.prompt_tokens + self.max_tokens - 1
 
     @property
     def slots_left(self) -> int:
         """Tokens that fit its pages behind those of steps on a lane."""
-        return self.pages * PAGE_SIZE - self.position - self.ahead
+        return self.pages * PAGE_SIZE - self.next
 
     def look_ahead(self) -> None:
-        """To where its pages and its request let it go: when it joins, and whenever it gets a page."""
-        slots = self.pages * PAGE_SIZE
-        last = self.request.prompt_tokens + self.request.params.max_tokens - 1
+        """To where its pages and its request let it go: when it joins, and whenever a page came or was denied."""
+        if self.ending is not None:
+            return
+        slots, last = self.pages * PAGE_SIZE, self.last
         self.reach = min(slots, last)
         self.grow_from = slots - GROW_AHEAD_TOKENS + 1 if slots < last else NEVER
 
@@ -134,6 +147,10 @@ class DecodeBatch:
     rows: dict[int, Row] = field(default_factory=dict)
     tbt_slo_ns: int | None = None
     """The tightest of the rows' classes; None without rows."""
+    endings: int = 0
+    """Rows that are ending."""
+    _moved: bool = False
+    """A row may need a page that did not before."""
     _slos: dict[int, int] = field(default_factory=dict)
     """Rows by the TBT SLO of their class: as few entries as there are classes."""
     _free_slots: list[int] = field(default_factory=list)
@@ -166,24 +183,28 @@ class DecodeBatch:
         """Take a request whose first token was sampled by prefill."""
         request = reserved.request
         slot = self._take_slot()
-        tokens = request.prompt_tokens + request.generated_tokens
-        generated = np.frombuffer(request.generated, dtype="<i4").tolist()
+        params = request.params
         extras = ExtrasMaker(request, end_ids)
         row = Row(
             request=request,
             slot=slot,
-            generated=generated,
-            position=tokens - 1,
+            request_id=request.request_id,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=params.max_tokens,
+            generated=[*int32_values(request.generated), first_token],
+            next=request.prompt_tokens + request.generated_tokens,
             pages=len(reserved.pages),
             reused_tokens=reserved.reused_tokens,
             extras=extras if extras.needed else None,
-            history=bytearray(request.generated if extras.needed else b""),
+            history=bytearray(request.generated + int32_bytes([first_token]) if extras.needed else b""),
+            plain=request.as_ids and not extras.needed,
+            ends=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids),
         )
         self._widen(row.pages)
         self._taken = None
+        self._moved = True
         self._table[slot] = 0
         self._table[slot, : row.pages] = reserved.pages
-        params = request.params
         self._columns[slot] = (
             params.temperature,
             params.top_p,
@@ -193,23 +214,58 @@ class DecodeBatch:
             params.min_p,
         )
         row.look_ahead()
-        self.rows[request.request_id] = row
+        self.rows[row.request_id] = row
         self._count_slo(row, 1)
-        self.advance(row, first_token)
         return row
 
-    def advance(self, row: Row, token: int) -> None:
-        """Append a sampled token."""
-        row.generated.append(token)
-        if row.extras is not None:
-            row.history += token.to_bytes(4, "little")
-        row.position += 1
+    def launched(self, rows: list[Row]) -> None:
+        """A step with these rows is known to run, or has ended: the next one writes behind it."""
+        for row in rows:
+            row.next += 1
+        self._moved = True
+
+    def advance(self, rows: list[Row], tokens: Sequence[int]) -> list[int]:
+        """Append sampled tokens, but to rows that are ending; the places of all but plain rows that go on."""
+        others = []
+        for place, row in enumerate(rows):
+            if row.ending is None:
+                generated, token = row.generated, tokens[place]
+                generated.append(token)
+                if row.plain and len(generated) < row.max_tokens and token not in row.ends:
+                    continue
+                if row.extras is not None:
+                    row.history += token.to_bytes(4, "little")
+            others.append(place)
+        return others
+
+    def end(self, row: Row, ending: Ending) -> None:
+        """No step that is submitted from now on takes it; an ending may replace another."""
+        self.endings += row.ending is None
+        row.ending, row.reach, row.grow_from = ending, 0, NEVER
+
+    def ending(self) -> list[Row]:
+        """In the order in which they joined."""
+        return [row for row in self.rows.values() if row.ending is not None] if self.endings else []
+
+    def take_wanting(self) -> list[Row]:
+        """Rows that need a page, for which it is now asked."""
+        if not self._moved:
+            return []
+        self._moved = False
+        wanting = [row for row in self.rows.values() if row.next >= row.grow_from]
+        for row in wanting:
+            row.grow_from = NEVER
+        return wanting
+
+    def deny_page(self, row: Row) -> None:
+        """There is none: it is asked for again."""
+        row.look_ahead()
+        self._moved = True
 
     def add_page(self, row: Row, page: int) -> None:
         self._widen(row.pages + 1)
         self._table[row.slot, row.pages] = page
         row.pages += 1
-        row.growing = False
         row.look_ahead()
         if self._taken is not None:
             self._taken.width = 0
@@ -219,16 +275,15 @@ class DecodeBatch:
         return tuple(self._table[row.slot, : row.pages].tolist())
 
     def remove(self, row: Row) -> None:
-        del self.rows[row.request.request_id]
+        del self.rows[row.request_id]
+        self.endings -= row.ending is not None
         self._taken = None
         self._count_slo(row, -1)
         self._free_slots.append(row.slot)
 
     def ready(self) -> list[Row]:
         """Rows that the next step can take."""
-        return [
-            row for row in self.rows.values() if row.position + row.ahead < row.reach and row.ending is None
-        ]
+        return [row for row in self.rows.values() if row.next < row.reach]
 
     def work(self, rows: list[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
         """The columns of one step; `rows` is not empty.
@@ -238,7 +293,7 @@ class DecodeBatch:
         taken = self._taken
         if taken is None or not taken.has_rows(rows):
             taken = self._taken = self._take(rows)
-        positions = [row.position + row.ahead for row in rows]
+        positions = [row.next for row in rows]
         self._look_up(taken, max(positions) // PAGE_SIZE + 1)
         carried, sources = _carried(taken, running)
         return DecodeWork(
@@ -261,7 +316,7 @@ class DecodeBatch:
         return _Taken(
             rows,
             slots,
-            tuple(row.request.request_id for row in rows),
+            tuple(row.request_id for row in rows),
             int32_bytes(range(len(rows))),
             _plain_sampling(self._columns[slots]),
             any(row.extras is not None for row in rows),

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from muxk.actors.decode_batch import DecodeBatch, Row
 from muxk.kernel.work import DecodeWork
+
+
+class Submitted(NamedTuple):
+    """One version of a step, and the rows in it."""
+
+    work: DecodeWork
+    rows: list[Row]
 
 
 @dataclass
 class Step:
     """A decode step that was submitted and has not ended."""
 
-    versions: dict[int, DecodeWork] = field(default_factory=dict)
+    versions: dict[int, Submitted] = field(default_factory=dict)
     """What was submitted of it, each replacing the one before unless that is launched already."""
     launched: int | None = None
     """The version that the arbiter said is on a lane; the others are gone then."""
@@ -65,10 +73,13 @@ class Steps:
             step = self.outstanding[self.newest] = Step()
         version = len(step.versions) + 1
         work = batch.work(rows, self.newest, version, self._on_lane())
-        step.versions[version] = work
-        for row in rows:
-            row.steps += 1
+        step.versions[version] = Submitted(work, rows)
         return work
+
+    def versions_with(self, request_id: int) -> int:
+        """Versions of steps with this row that may still run."""
+        versions = [version for step in self.outstanding.values() for version in step.versions.values()]
+        return sum(request_id in version.work.requests for version in versions)
 
     def _on_lane(self) -> DecodeWork | None:
         """What runs of the step that rows get carried tokens from."""
@@ -76,33 +87,25 @@ class Steps:
             return None
         step = self.outstanding[self.on_lanes[0]]
         assert step.launched is not None
-        return step.versions[step.launched]
+        return step.versions[step.launched].work
 
-    def launch(self, step_id: int, version: int, rows: dict[int, Row]) -> bool:
+    def launch(self, step_id: int, version: int, batch: DecodeBatch) -> bool:
         """Note that a version is on its lane; False for a step that has ended."""
         step = self.outstanding.get(step_id)
         if step is None:
             return False
-        for other, work in step.versions.items():
-            for request_id in work.requests:
-                if other == version:
-                    rows[request_id].ahead += 1
-                else:
-                    rows[request_id].steps -= 1
         step.versions = {version: step.versions[version]}
         step.launched = version
         self.on_lanes.append(step_id)
+        batch.launched(step.versions[version].rows)
         return True
 
-    def end(self, step_id: int, version: int, rows: dict[int, Row]) -> tuple[int, ...]:
-        """The requests of the version that ran; no version of this step can run any more."""
+    def end(self, step_id: int, version: int, batch: DecodeBatch) -> Submitted:
+        """The version that ran; no version of this step can run any more."""
         step = self.outstanding.pop(step_id)
-        for work in step.versions.values():
-            for request_id in work.requests:
-                rows[request_id].steps -= 1
-        ran = step.versions[version].requests
-        if step.launched is not None:
+        ran = step.versions[version]
+        if step.launched is None:
+            batch.launched(ran.rows)
+        else:
             self.on_lanes.remove(step_id)
-            for request_id in ran:
-                rows[request_id].ahead -= 1
         return ran

@@ -16,6 +16,7 @@ import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_admin import GatewayAdmin
 from muxk.actors.gateway_explain import GatewayExplain
+from muxk.actors.gateway_output import GatewayOutput
 from muxk.actors.gateway_policy import GatewayPolicy, Notice
 from muxk.actors.gateway_requests import encode_request, lost_ends, slow_reader
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
@@ -24,6 +25,7 @@ from muxk.actors.messages import (
     AbortRequest,
     EstimatorReady,
     ExplanationMade,
+    IdsEmitted,
     KeepAlive,
     PolicyCompiled,
     PolicyFileRead,
@@ -99,6 +101,7 @@ class Gateway(Actor):
         self.state = GatewayState(policy=options.policy)
         self._policy = GatewayPolicy(self, everybody, options, self.state, book, compile_policy, notice)
         self._admin = GatewayAdmin(self, everybody, options, self.state, self._policy)
+        self._output = GatewayOutput(self, self.state)
         self._explain = GatewayExplain(self, everybody, self.state, book)
 
     def started(self) -> None:
@@ -254,28 +257,17 @@ class Gateway(Actor):
         return tells
 
     def on_text_emitted(self, message: TextEmitted) -> None:
-        """One frame a peer and step."""
-        events: dict[bytes, list[wire.Event]] = {}
-        now_ns = self.now_ns()
-        for row in message.rows:
-            choice = self.state.live.get(row.request_id)
-            if choice is None:
-                continue
-            request = choice.request
-            if not request.ended:
-                self.state.note_tokens(choice, row, now_ns)
-                events.setdefault(request.peer, []).extend(choice.events(row))
-            if row.finish_reason is not None:
-                self._forget(row.request_id)
-        for peer, of_peer in events.items():
-            self.tell(peer, *of_peer)
+        self._output.text(message)
+
+    def on_ids_emitted(self, message: IdsEmitted) -> None:
+        self._output.ids(message)
 
     def on_request_aborted(self, message: RequestAborted) -> None:
         choice = self.state.live.get(message.request_id)
         if choice is not None and choice.request.ended:  # else a stop's abort overtook the text that ends it
-            self._forget(message.request_id)
+            self.forget(message.request_id)
 
-    def _forget(self, choice_id: int) -> None:
+    def forget(self, choice_id: int) -> None:
         """Nobody works on a choice any more."""
         choice = self.state.live.pop(choice_id)
         self._tell_placement(choice_id, choice.completion_tokens)

@@ -23,4 +23,7 @@ class Owner(Protocol):
     def abort_for_client(self, request: Live) -> None:
         """End a live request: its client gets the terminal event."""
 
+    def forget(self, choice_id: int) -> None:
+        """Nobody works on a choice any more."""
+
     def tell(self, peer: bytes, *events: Any) -> None: ...

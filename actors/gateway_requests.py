@@ -39,6 +39,9 @@ def lost_ends(lost: Sequence[wire.Event]) -> list[wire.Finished | wire.Failed]:
     """Terminal events of frames that a peer did not take; one whose output is lost too did not end well."""
     output = (wire.Prompt, wire.Tokens, wire.ChoiceFinished)
     cut_short = {event.request_id for event in lost if isinstance(event, output)}
+    for event in lost:
+        if isinstance(event, wire.TokenIds):
+            cut_short.update(event.request_ids)
     ends: list[wire.Finished | wire.Failed] = []
     for event in lost:
         if isinstance(event, wire.Finished) and event.request_id in cut_short:

@@ -140,12 +140,13 @@ class Choice:
             events.append(wire.Prompt(name, row.prompt.text, row.prompt.tokens, row.prompt.logprobs))
         if row.tokens or row.text:
             events.append(wire.Tokens(name, row.text, row.tokens, self.index, row.logprobs))
-        if self.finish_reason is not None:
-            events += self._ends(name, self.finish_reason)
-        return events
+        return events + self.ends() if self.finish_reason is not None else events
 
-    def _ends(self, name: str, reason: str) -> list[wire.Event]:
-        """Of this choice, when there are others, and of the request with its last choice."""
+    def ends(self) -> list[wire.Event]:
+        """Of this choice, when there are others, and of the request with its last choice; none before."""
+        name, reason = self.request.name, self.finish_reason
+        if reason is None:
+            return []
         ends: list[wire.Event] = []
         choices = list(self.request.choices.values())
         if len(choices) > 1:
@@ -284,6 +285,13 @@ class GatewayState:
         if row.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = row.finish_reason, row.stop_reason
             self.finished += request.all_finished
+
+    def note_token(self, choice: Choice, now_ns: int) -> None:
+        """One more, which is neither the first nor the last."""
+        self.latency.gaps_ns.append(now_ns - choice.last_token_ns)
+        choice.last_token_ns = now_ns
+        choice.completion_tokens += 1
+        self.tokens += 1
 
     def next_ticket(self) -> int:
         self.last_ticket += 1

@@ -39,6 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Most likely tokens to report beside each generated one; None: no report."""
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    detokenize: bool = True
+    """False: the client wants token ids and no text."""
 
     @property
     def penalises(self) -> bool:
@@ -79,6 +81,8 @@ class Request(msgspec.Struct, frozen=True):
     """The sha of that policy."""
     decode_group: int | None = None
     """The group that decodes it, where there are several; None: the one that computes its prompt."""
+    as_ids: bool = False
+    """Its tokens go from decode to the gateway as they are: they become no text, and no prompt is told."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -252,6 +256,8 @@ class EmittedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One for each of `tokens` when they were asked for."""
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
     """With the first token, once a request: of prompt tokens 1 and up."""
+    as_ids: bool = False
+    """As its request has it."""
 
 
 class TokensEmitted(Message, frozen=True):
@@ -259,6 +265,17 @@ class TokensEmitted(Message, frozen=True):
 
     rows: tuple[EmittedRow, ...]
     group: int = 0
+
+
+class IdsEmitted(Message, frozen=True):
+    """decode -> gateway: what one step brought to requests that go `as_ids`, one message a step."""
+
+    rows: tuple[EmittedRow, ...]
+    """Of which there is more to say than one new token."""
+    requests: tuple[int, ...]
+    """Others, which go on; what `rows` has of them came before."""
+    tokens: bytes
+    """int32: one for each of `requests`."""
 
 
 class RequestFailed(Message, frozen=True):

@@ -86,6 +86,8 @@ class Submit(Command, frozen=True):
     """Keep only the last so many tokens of the prompt."""
     skip_special_tokens: bool = True
     """Leave the text of special tokens out of the output's text."""
+    detokenize: bool = True
+    """False: token ids and no text, which costs the server less. Not with `stop`, which is searched in text."""
     deadline: float | None = None
     """Seconds from the request's arrival until its first token is due, in place of the policy's SLO."""
     request_class: str = ""
@@ -189,7 +191,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
     token_id: int
     token: bytes
-    """What it adds to the text; may be a part of a character."""
+    """What it adds to the text; may be a part of a character. Empty with `detokenize` false."""
     logprob: float
     rank: int
     """1 for the likeliest token."""
@@ -203,7 +205,7 @@ class Prompt(Event, frozen=True, omit_defaults=True):
 
     request_id: str
     text: str
-    """Empty unless `echo` was asked for."""
+    """Empty unless `echo` was asked for, and with `detokenize` false."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of the tokens from the second on: the first has no probability. Empty unless asked for."""
@@ -218,6 +220,19 @@ class Tokens(Event, frozen=True, omit_defaults=True):
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `token_ids` when they were asked for."""
+
+
+class TokenIds(Event, frozen=True, omit_defaults=True):
+    """New tokens of requests with `detokenize` false: all that a step brought this client, in one event.
+
+    Those that ask for log-probabilities or to see their prompt get `Tokens` with an empty text instead.
+    """
+
+    request_ids: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    """One for each of `request_ids`."""
+    choices: tuple[int, ...] = ()
+    """The choice of each; empty when all are choice 0."""
 
 
 class ChoiceFinished(Event, frozen=True):
@@ -351,6 +366,7 @@ class Frame(msgspec.Struct, frozen=True):
         | Accepted
         | Prompt
         | Tokens
+        | TokenIds
         | ChoiceFinished
         | Finished
         | Failed

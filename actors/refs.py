@@ -18,6 +18,7 @@ GatewayInbox = (
     | m.RequestAccepted
     | m.RequestRefused
     | m.TextEmitted
+    | m.IdsEmitted
     | m.RequestFailed
     | m.RequestAborted
     | m.EstimatorReady

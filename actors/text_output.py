@@ -44,9 +44,9 @@ class TextOutput:
     ) -> None:
         """`generate` False: what is sampled is dropped, the choice ends with its prompt."""
         self._params = params
-        self._token_bytes = token_bytes
+        self._token_bytes = token_bytes if params.detokenize else no_bytes
         self._skipped = special_ids if params.skip_special_tokens else frozenset[int]()
-        self._detokenizer = Detokenizer(token_bytes, self._skipped)
+        self._detokenizer = Detokenizer(self._token_bytes, self._skipped)
         self._matcher = StopMatcher(params.stop) if params.stop else None
         self._generate = generate
         self._prompt = prompt
@@ -103,6 +103,11 @@ class TextOutput:
         elif stop is None and finish_reason is not None:
             text += matcher.finish()
         return before + text, stop
+
+
+def no_bytes(token: int) -> bytes:
+    """What a token adds to the text of a request that wants none."""
+    return b""
 
 
 def token_logprobs(reported: tuple[RowLogprobs, ...], token_bytes: TokenBytes) -> tuple[TokenLogprob, ...]:

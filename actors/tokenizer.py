@@ -3,8 +3,9 @@
 The gateway sends it prompts; encoding runs on the runtime's thread, off the loop, one at a time, because a
 prompt can take long and the library's tokenizer is not safe for two threads. Detokenising is a table look-up
 and an incremental UTF-8 decoder, a few microseconds a token, and stays in the handler. A request with `n`
-choices is encoded once and goes on as `n` requests. Invariant: it holds text state for exactly those choices
-that were encoded and have not ended yet.
+choices is encoded once and goes on as `n` requests. The tokens of a request that wants no text do not come by
+here. Invariant: it holds text state for exactly those choices that were encoded, want text, and have not ended
+yet.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ class TokenizerActor(Actor):
             return
         for choice_id in self._take_unencoded(message):
             params = choice_params(message.params, choice_id - message.request_id)
-            self.state.live[choice_id] = self._text_output(message, params, prompt)
+            as_ids = _goes_as_ids(message)
+            if not as_ids:
+                self.state.live[choice_id] = self._text_output(message, params, prompt)
             request = Request(
                 request_id=choice_id,
                 arrival_ns=message.arrival_ns,
@@ -143,6 +146,7 @@ class TokenizerActor(Actor):
                 recomputes=0,
                 request_class=message.request_class,
                 deadline_given_ns=message.deadline_given_ns,
+                as_ids=as_ids,
             )
             self.send(self._refs.intake, AdmitRequest(request, message.max_tokens_given))
 
@@ -151,7 +155,7 @@ class TokenizerActor(Actor):
         wanted = None
         if params.choice == 0 and (message.echo or params.prompt_logprobs is not None):
             text = None if message.truncate_prompt_tokens is not None else message.text
-            wanted = WantedPrompt(prompt, text, message.echo)
+            wanted = WantedPrompt(prompt, text, message.echo and params.detokenize)
         tokenizer = self._tokenizer
         return TextOutput(params, tokenizer.token_bytes, tokenizer.special_ids, message.generate, wanted)
 
@@ -239,6 +243,12 @@ def _prompt_problem(message: EncodeRequest, prompt_tokens: int) -> str | None:
     fits = PROMPT_LOGPROBS_MAX // prompt_tokens - 1
     hint = f"it may be {fits} at most" if fits >= 0 else "the prompt is too long for any report"
     return f"prompt_logprobs is {wanted}; for a prompt of {prompt_tokens} tokens {hint}"
+
+
+def _goes_as_ids(message: EncodeRequest) -> bool:
+    """Nothing is to be done here for its tokens, the first of which may bring the prompt along."""
+    tells_prompt = message.echo or message.params.prompt_logprobs is not None
+    return not (message.params.detokenize or tells_prompt)
 
 
 def _text_size(request: EncodeRequest) -> int:

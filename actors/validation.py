@@ -97,6 +97,7 @@ def _params(submit: Submit, drawn_seed: int) -> SamplingParams:
         logprobs=submit.logprobs,
         prompt_logprobs=echoed if submit.prompt_logprobs is None else submit.prompt_logprobs,
         skip_special_tokens=submit.skip_special_tokens,
+        detokenize=submit.detokenize,
     )
 
 
@@ -253,7 +254,7 @@ def _check_sampling(submit: Submit, problems: _Problems) -> None:
 
 def _check_lists(submit: Submit, limits: ModelLimits, problems: _Problems) -> None:
     """Each list's length before what is in it: a long list is not looked through."""
-    _check_stops(submit.stop, problems)
+    _check_stops(submit, problems)
     stop_tokens = submit.stop_token_ids or []
     if len(stop_tokens) > STOP_TOKENS_MAX:
         problems.add(f"stop_token_ids has {len(stop_tokens)} tokens; at most {STOP_TOKENS_MAX} are allowed")
@@ -266,8 +267,13 @@ def _check_lists(submit: Submit, limits: ModelLimits, problems: _Problems) -> No
         _check_biases(biases, limits, problems)
 
 
-def _check_stops(stop: str | list[str] | None, problems: _Problems) -> None:
-    stops = _stops(stop)
+def _check_stops(submit: Submit, problems: _Problems) -> None:
+    stops = _stops(submit.stop)
+    if stops and not submit.detokenize:
+        problems.add(
+            "stop needs the text that detokenize false leaves out: "
+            "give stop_token_ids in place of stop, or leave detokenize true"
+        )
     if len(stops) > STOPS_MAX:
         problems.add(f"stop has {len(stops)} strings; at most {STOPS_MAX} are allowed")
         return

@@ -65,7 +65,9 @@ class Found:
         return fmean(one.rate for one in goodput.seeds[:PIONEERS])
 
     def budget(self, setting: Setting) -> int:
-        """Chunked prefill's; the least of all where it was not swept."""
+        """Chunked prefill's: the paper's, or the best of a sweep; the least of all where there is neither."""
+        if setting.printed is not None:
+            return setting.printed
         return self.best_budget(setting) if setting in self.sweeps else BUDGETS[0]
 
     def best_budget(self, setting: Setting) -> int:
@@ -194,7 +196,7 @@ class Study:
     def _cell(self, system: System, setting: Setting, found: Found, moved: str = "") -> Cell:
         budget = None
         if system is System.CHUNKED:
-            budget = found.best_budget(setting)
+            budget = found.budget(setting)
         elif system is System.MUXWISE:
             budget = found.best_batch(setting)
         return self._made(system, setting, budget, moved)
