@@ -1,7 +1,7 @@
 """decode: the executor of the continuous batch.
 
 Requests join after prefill and leave at their end; each step is one work for the arbiter and one message to
-the tokenizer. Pages are asked for ahead of need; when the pool is exhausted the policy's victim is computed
+the tokenizer, and one to the gateway of requests that want no text. Pages are asked for ahead of need; when the pool is exhausted the policy's victim is computed
 again later, with the same tokens. Where the device can, the next step is submitted while one runs, and takes
 its tokens there; a row that ends in the first then wastes a token of the second. Invariants: at most one step
 is outstanding behind the one on a lane; a row leaves, and its pages go back, only when no step that was
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
 from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
+from muxk.actors.decode_output import Emitted
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_steps import Steps
 from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
@@ -31,7 +32,6 @@ from muxk.actors.messages import (
     RequestFailed,
     ReservedRequest,
     StopRequest,
-    TokensEmitted,
 )
 from muxk.actors.refs import DecodeInbox, Refs
 from muxk.actors.request_views import classified, up_to_date
@@ -50,7 +50,7 @@ from muxk.kernel.messages import (
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.work import RowLogprobs, int32_bytes, int32_values
+from muxk.kernel.work import DecodeWork, RowLogprobs, int32_bytes, int32_values
 
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
@@ -87,11 +87,11 @@ class Decode(Actor):
         if message.step is not None and not self.state.flow.is_oldest(message.step.step_id):
             self.state.early = message  # it came by way of prefill, the end of the step before comes directly
             return
-        stepped = [] if message.step is None else self._take_step(message.step)
+        stepped = Emitted() if message.step is None else self._take_step(message.step)
         joined = self._add_rows(message)
         if not self.state.flow.outstanding:
             self._next_step()
-        elif message.requests or stepped:
+        elif message.requests or stepped.advanced:
             self._submit()  # a newer version of the step that waits, or ignored if it runs already
         self._hold_or_emit(stepped, joined, message)
         self._settle()
@@ -101,11 +101,11 @@ class Decode(Actor):
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
             row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
-            prompt = tuple(found for found in message.prompt_logprobs if found.row == place)
+            prompt = tuple([found for found in message.prompt_logprobs if found.row == place])
             joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
             self._send_away(row)
         if joined and self._refs.placement is not None:
-            ids = tuple(row.request_id for row in joined)
+            ids = tuple([row.request_id for row in joined])
             self.send(self._refs.placement, RequestsJoined(self._refs.group, ids))
         return joined
 
@@ -119,14 +119,14 @@ class Decode(Actor):
         decider = self.state.decider
         # What it leaves here is of use to nobody where prefixes are kept on the device that decodes.
         keep = not decider.policy.fetches_prefix and decider.retain(view_of(row)).keep
-        row.ending = Ending(keep=keep, recompute=False, to_group=group)
+        self.state.batch.end(row, Ending(keep=keep, recompute=False, to_group=group))
 
     def on_move_decode(self, message: MoveDecode) -> None:
         """What is held of them goes first: the other group does not wait for a step of this one."""
         leaving = [row for row in self.state.batch.rows.values() if row.ending is None]
         for row in leaving:
             self._leave_for(row, message.to)
-        self._emit(self._held_of({row.request.request_id for row in leaving}))
+        self._emit(Emitted(self._held_of({row.request_id for row in leaving})))
         self._settle()
 
     def on_resume_decode(self, message: ResumeDecode) -> None:
@@ -142,7 +142,7 @@ class Decode(Actor):
             return reserved
         return msgspec.structs.replace(reserved, request=request)
 
-    def _hold_or_emit(self, stepped: list[EmittedRow], joined: list[EmittedRow], message: JoinDecode) -> None:
+    def _hold_or_emit(self, stepped: Emitted, joined: list[EmittedRow], message: JoinDecode) -> None:
         """Send first tokens with those of the step that runs, as an engine does that works in steps.
 
         Sent at once they would be followed by what is left of this step and the whole next one: the longest
@@ -154,7 +154,8 @@ class Decode(Actor):
         before = self._held_of({row.request_id for row in at_once})
         if running is not None:
             self.state.held += [(running, row) for row in joined if rows[row.request_id].ending is None]
-        self._emit(stepped + before + at_once)
+        stepped.rows += before + at_once
+        self._emit(stepped)
 
     def _held_of(self, request_ids: set[int]) -> list[EmittedRow]:
         """What is held of requests whose next token is here: they were evicted in between, and came back."""
@@ -164,7 +165,7 @@ class Decode(Actor):
 
     def on_step_launched(self, message: StepLaunched) -> None:
         """Submit the step after one that runs with this version: it takes its tokens on the device."""
-        if not self.state.flow.launch(message.step_id, message.version, self.state.batch.rows):
+        if not self.state.flow.launch(message.step_id, message.version, self.state.batch):
             self.state.late_events += 1
             return
         self._submit()
@@ -183,29 +184,41 @@ class Decode(Actor):
         if early is not None:
             self.on_join_decode(early)
 
-    def _take_step(self, message: DecodeStepDone) -> list[EmittedRow]:
+    def _take_step(self, message: DecodeStepDone) -> Emitted:
         """Advance the rows of a step that ended."""
         batch = self.state.batch
-        requests = self.state.flow.end(message.step_id, message.version, batch.rows)
+        work, rows = self.state.flow.end(message.step_id, message.version, batch)
         logprobs = {found.row: (found,) for found in message.logprobs}
-        emitted = self._held(message.step_id)
-        for place, token in enumerate(int32_values(message.tokens)):
-            row = batch.rows[requests[place]]
-            if row.ending is None or row.ending.to_group is not None:
-                batch.advance(row, token)
-                emitted.append(self._account(row, token, logprobs.get(place, ()), ()))
+        emitted = Emitted(self._held(message.step_id))
+        tokens = int32_values(message.tokens)
+        others = batch.advance(rows, tokens)
+        for place in others:
+            row, token = rows[place], tokens[place]
+            if row.ending is not None:
+                if row.ending.to_group is None:
+                    continue
+                batch.append(row, token)  # it goes on elsewhere behind it
+            emitted.advanced = True
+            emitted.rows.append(self._account(row, token, logprobs.get(place, ()), ()))
+        self._take_plain(emitted, work, message.tokens, others)
         self.state.steps += 1
         return emitted
 
+    def _take_plain(self, emitted: Emitted, work: DecodeWork, tokens: bytes, others: list[int]) -> None:
+        """The rows of a step of which there is nothing else to say."""
+        if plain := len(work.requests) - len(others):
+            emitted.advanced = True
+            emitted.take_plain(work.requests, tokens, others)
+            self.state.tokens += plain
+
     def on_decode_failed(self, message: DecodeFailed) -> None:
-        rows = self.state.batch.rows
-        for request_id in self.state.flow.end(message.step_id, message.version, rows):
-            row = rows[request_id]
+        batch = self.state.batch
+        for row in self.state.flow.end(message.step_id, message.version, batch).rows:
             if row.ending is None:
-                row.ending = Ending(keep=False, recompute=False)
-                failed = RequestFailed(request_id, "engine_failed", f"decode failed: {message.reason}")
+                batch.end(row, Ending(keep=False, recompute=False))
+                failed = RequestFailed(row.request_id, "engine_failed", f"decode failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
-        emitted = self._held(message.step_id)
+        emitted = Emitted(self._held(message.step_id))
         self._go_on(emitted)
         self._emit(emitted)
         self._settle()
@@ -223,15 +236,16 @@ class Decode(Actor):
         reason, stop_token = finish_of(row, token, self._end_ids)
         if reason is not None:
             keep = self.state.decider.retain(view_of(row)).keep
-            row.ending = Ending(keep=keep, recompute=False)
+            self.state.batch.end(row, Ending(keep=keep, recompute=False))
         return EmittedRow(
-            row.request.request_id,
+            row.request_id,
             (token,),
             reason,
             row.reused_tokens,
             stop_token,
             logprobs,
             prompt_logprobs,
+            row.request.as_ids,
         )
 
     def _held(self, step_id: int) -> list[EmittedRow]:
@@ -241,18 +255,20 @@ class Decode(Actor):
         self.state.held = [(step, row) for step, row in held if step > step_id]
         return [row for step, row in held if step <= step_id]
 
-    def _emit(self, rows: list[EmittedRow]) -> None:
-        if rows:
-            self.send(self._refs.tokenizer, TokensEmitted(tuple(rows), self._refs.group))
+    def _emit(self, emitted: Emitted) -> None:
+        if (message := emitted.for_tokenizer(self._refs.group)) is not None:
+            self.send(self._refs.tokenizer, message)
+        if (ids := emitted.for_gateway()) is not None:
+            self.send(self._refs.gateway, ids)
 
     # --- steps ---
 
-    def _go_on(self, emitted: list[EmittedRow]) -> None:
+    def _go_on(self, emitted: Emitted) -> None:
         """After a step: the next one, or a newer version of one that waits and has rows which just ended."""
         flow = self.state.flow
         if not flow.outstanding:
             self._next_step()
-        elif flow.waiting is None or any(row.finish_reason for row in emitted):
+        elif flow.waiting is None or emitted.ends_some:
             self._submit()
 
     def _next_step(self) -> None:
@@ -271,22 +287,17 @@ class Decode(Actor):
 
     def _settle(self) -> None:
         """Let go of ended rows, ask for pages, and make room when there are none."""
-        ended, wanted = [], []
-        for row in self.state.batch.rows.values():
-            if row.ending is not None:
-                ended.append(row)
-            elif row.position + row.ahead >= row.grow_from and not row.growing:
-                wanted.append(row)
-        for row in ended:
-            if row.steps == 0:
+        batch, flow = self.state.batch, self.state.flow
+        wanting = batch.take_wanting()
+        for row in batch.ending_rows():
+            if not flow.versions_with(row.request_id):
                 self._let_go(row)
-        if wanted:
-            self._grow(wanted)
+        if wanting:
+            self.send(self._refs.kv_pool, GrowPages(tuple([row.request_id for row in wanting])))
 
     def _let_go(self, row: Row) -> None:
         ending = row.ending
         assert ending is not None
-        assert row.steps == 0, "a step in flight may still touch its pages"
         self.state.batch.remove(row)
         request = row.request
         if ending.to_group is not None:
@@ -301,11 +312,6 @@ class Decode(Actor):
 
     # --- pages ---
 
-    def _grow(self, rows: list[Row]) -> None:
-        for row in rows:
-            row.growing = True
-        self.send(self._refs.kv_pool, GrowPages(tuple(row.request.request_id for row in rows)))
-
     def on_pages_grown(self, message: PagesGrown) -> None:
         rows = self.state.batch.rows
         for request_id, page in zip(message.request_ids, message.pages, strict=True):
@@ -317,7 +323,7 @@ class Decode(Actor):
                 self.state.batch.add_page(row, page)
         for request_id in message.denied:
             if request_id in rows:
-                rows[request_id].growing = False
+                self.state.batch.deny_page(rows[request_id])
         if message.denied and self._stalled():
             self._evict()
         if not self.state.flow.outstanding:
@@ -329,12 +335,12 @@ class Decode(Actor):
 
     def _evict(self) -> None:
         """Choose who is computed again later; nobody while pages of an earlier choice are to come back."""
-        rows = [row for row in self.state.batch.rows.values() if row.ending is None]
-        leaving = any(row.ending is not None for row in self.state.batch.rows.values())
-        if leaving or not rows:
+        batch = self.state.batch
+        rows = list(batch.rows.values())
+        if batch.endings or not rows:
             return
         answer = self.state.decider.victim([view_of(row) for row in rows], self.now_ns())
-        rows[answer.index].ending = Ending(keep=True, recompute=True, rule=answer.rule)
+        batch.end(rows[answer.index], Ending(keep=True, recompute=True, rule=answer.rule))
         self.state.recomputes += 1
         self._settle()
 
@@ -349,7 +355,8 @@ class Decode(Actor):
         if row.ending is not None and not row.ending.goes_elsewhere:
             self.state.late_events += 1
             return
-        row.ending = Ending(keep=self.state.decider.retain(view_of(row)).keep, recompute=False)
+        keep = self.state.decider.retain(view_of(row)).keep
+        self.state.batch.end(row, Ending(keep=keep, recompute=False))
         self._settle()
 
     def on_abort_request(self, message: AbortRequest) -> None:
@@ -358,7 +365,7 @@ class Decode(Actor):
             self._pass_on(message)
             return
         self.send(self._refs.gateway, RequestAborted(message.request_id))
-        row.ending = Ending(keep=False, recompute=False)
+        self.state.batch.end(row, Ending(keep=False, recompute=False))
         self._settle()
 
     def _pass_on(self, message: AbortRequest) -> None:

@@ -238,12 +238,18 @@ class DecodeBatch:
             others.append(place)
         return others
 
+    def append(self, row: Row, token: int) -> None:
+        """Append a sampled token to one row, even if it is ending."""
+        row.generated.append(token)
+        if row.extras is not None:
+            row.history += token.to_bytes(4, "little")
+
     def end(self, row: Row, ending: Ending) -> None:
         """No step that is submitted from now on takes it; an ending may replace another."""
         self.endings += row.ending is None
         row.ending, row.reach, row.grow_from = ending, 0, NEVER
 
-    def ending(self) -> list[Row]:
+    def ending_rows(self) -> list[Row]:
         """In the order in which they joined."""
         return [row for row in self.rows.values() if row.ending is not None] if self.endings else []
 

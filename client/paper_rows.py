@@ -47,7 +47,7 @@ class Setting:
     """What chunked prefill carries about, as found once: where the searches of all systems begin."""
     budgets: tuple[int, ...] = BUDGETS
     printed: int | None = None
-    """The budget that the paper ran chunked prefill with, if it says so; else the best of the sweep is taken."""
+    """The budget that the paper ran chunked prefill with, if it says; else the best of the sweep is taken."""
     batches: tuple[int, ...] = ()
     """Prompt tokens that share a batch, over which MuxWise is tuned. Empty where prompts are longer than the
     largest of them: each is a batch of its own then, whatever the bound."""

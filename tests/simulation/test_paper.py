@@ -14,7 +14,7 @@ from muxk.client.paper_moves import Moved, wanted
 from muxk.client.paper_notes import EDITION, EDITION_VERSION, edition
 from muxk.client.paper_off import off_section
 from muxk.client.paper_report import _extras, _sweeps, is_close, may_be_close, off_figures
-from muxk.client.paper_rows import AGENT_8B, FIGURES, SHAREGPT_8B, System
+from muxk.client.paper_rows import AGENT_8B, FIGURES, SHAREGPT_8B, SHAREGPT_70B, System
 from muxk.client.paper_study import Found, near, paired
 from muxk.client.paper_trials import Bench, singles, trials
 
@@ -131,6 +131,11 @@ def test_a_setting_may_have_fewer_seeds_and_the_page_says_what_was_not_swept() -
     assert "| 8B, one A100, sharegpt, TBT 50 ms | **3** | - |" in page
     assert "| 8B, one A100, sharegpt, TBT 50 ms | 24 | **28** |" in page
     assert (both.best_batch(SHAREGPT_8B), both.best_batch(AGENT_8B)) == (2048, None)
+
+
+def test_chunked_prefill_has_the_budget_that_the_paper_prints_and_elsewhere_the_best_of_the_sweep() -> None:
+    swept = Found({}, {AGENT_8B: {256: 1.0, 512: 2.0}, SHAREGPT_70B: {256: 13.5, 512: 16.0}})
+    assert (swept.budget(AGENT_8B), swept.budget(SHAREGPT_70B)) == (512, 256)
 
 
 def test_the_range_of_a_figure_names_the_constants_at_its_ends() -> None:
