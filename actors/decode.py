@@ -1,12 +1,12 @@
 """decode: the executor of the continuous batch.
 
 Requests join after prefill and leave at their end; each step is one work for the arbiter and one message to
-the tokenizer, and one to the gateway of requests that want no text. Pages are asked for ahead of need; when the pool is exhausted the policy's victim is computed
-again later, with the same tokens. Where the device can, the next step is submitted while one runs, and takes
-its tokens there; a row that ends in the first then wastes a token of the second. Invariants: at most one step
-is outstanding behind the one on a lane; a row leaves, and its pages go back, only when no step that was
-submitted with it can still run; the arbiter's step or batch always gets exactly one answer, `SubmitDecode` or
-`DecodeIdle`, unless a step is outstanding already.
+the tokenizer, or to the gateway for requests that want no text. Pages are asked for ahead of need; when the
+pool is exhausted the policy's victim is computed again later, with the same tokens. Where the device can, the
+next step is submitted while one runs, and takes its tokens there; a row that ends in the first then wastes a
+token of the second. Invariants: at most one step is outstanding behind the one on a lane; a row leaves, and
+its pages go back, only when no step that was submitted with it can still run; the arbiter's step or batch
+always gets exactly one answer, `SubmitDecode` or `DecodeIdle`, unless a step is outstanding already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from muxk.actors.decode_batch import DecodeBatch, Ending, Row
 from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
-from muxk.actors.decode_output import Emitted
+from muxk.actors.decode_output import Emitted, by_row
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_steps import Steps
 from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
@@ -50,7 +50,7 @@ from muxk.kernel.messages import (
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.work import DecodeWork, RowLogprobs, int32_bytes, int32_values
+from muxk.kernel.work import RowLogprobs, int32_bytes, int32_values
 
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
@@ -97,7 +97,7 @@ class Decode(Actor):
         self._settle()
 
     def _add_rows(self, message: JoinDecode) -> list[EmittedRow]:
-        logprobs = {found.row: (found,) for found in message.logprobs}
+        logprobs = by_row(message.logprobs)
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
             row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
@@ -188,8 +188,8 @@ class Decode(Actor):
         """Advance the rows of a step that ended."""
         batch = self.state.batch
         work, rows = self.state.flow.end(message.step_id, message.version, batch)
-        logprobs = {found.row: (found,) for found in message.logprobs}
-        emitted = Emitted(self._held(message.step_id))
+        logprobs = by_row(message.logprobs)
+        emitted = Emitted(self._held(message.step_id), advanced=True)
         tokens = int32_values(message.tokens)
         others = batch.advance(rows, tokens)
         for place in others:
@@ -198,18 +198,11 @@ class Decode(Actor):
                 if row.ending.to_group is None:
                     continue
                 batch.append(row, token)  # it goes on elsewhere behind it
-            emitted.advanced = True
             emitted.rows.append(self._account(row, token, logprobs.get(place, ()), ()))
-        self._take_plain(emitted, work, message.tokens, others)
+        emitted.take_plain(work.requests, message.tokens, others)
+        self.state.tokens += len(emitted.requests)
         self.state.steps += 1
         return emitted
-
-    def _take_plain(self, emitted: Emitted, work: DecodeWork, tokens: bytes, others: list[int]) -> None:
-        """The rows of a step of which there is nothing else to say."""
-        if plain := len(work.requests) - len(others):
-            emitted.advanced = True
-            emitted.take_plain(work.requests, tokens, others)
-            self.state.tokens += plain
 
     def on_decode_failed(self, message: DecodeFailed) -> None:
         batch = self.state.batch

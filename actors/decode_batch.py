@@ -64,8 +64,8 @@ class Row:
     reach: int = 0
     """The next step can take it while `next` is less: then it has a slot there, and goes on."""
     grow_from: int = NEVER
-    """It needs a page once `next` is there: it will soon be without a free slot, is not near its end, and none
-    was asked for."""
+    """It needs a page once `next` is there: it will soon be without a free slot, it is not near its end, and
+    none was asked for."""
 
     @property
     def ahead(self) -> int:
@@ -93,7 +93,7 @@ class Row:
         return self.pages * PAGE_SIZE - self.next
 
     def look_ahead(self) -> None:
-        """To where its pages and its request let it go: when it joins, and whenever a page came or was denied."""
+        """To where its pages and its request let it go: when it joins, and when a page came or was denied."""
         if self.ending is not None:
             return
         slots, last = self.pages * PAGE_SIZE, self.last

@@ -87,7 +87,7 @@ class Submit(Command, frozen=True):
     skip_special_tokens: bool = True
     """Leave the text of special tokens out of the output's text."""
     detokenize: bool = True
-    """False: token ids and no text, which costs the server less. Not with `stop`, which is searched in text."""
+    """False: token ids and no text, which costs the server less. Not with `stop`, which is found in text."""
     deadline: float | None = None
     """Seconds from the request's arrival until its first token is due, in place of the policy's SLO."""
     request_class: str = ""

@@ -3,9 +3,9 @@
 The gateway sends it prompts; encoding runs on the runtime's thread, off the loop, one at a time, because a
 prompt can take long and the library's tokenizer is not safe for two threads. Detokenising is a table look-up
 and an incremental UTF-8 decoder, a few microseconds a token, and stays in the handler. A request with `n`
-choices is encoded once and goes on as `n` requests. The tokens of a request that wants no text do not come by
-here. Invariant: it holds text state for exactly those choices that were encoded, want text, and have not ended
-yet.
+choices is encoded once and goes on as `n` requests. The tokens of a request that wants no text do not come
+by here. Invariant: it holds text state for exactly those choices that were encoded, whose tokens come by, and
+that have not ended yet.
 """
 
 from __future__ import annotations

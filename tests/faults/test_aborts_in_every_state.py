@@ -94,6 +94,12 @@ class Look:
         return row
 
     @property
+    def steps(self) -> int:
+        """Versions of decode steps with it that may still run."""
+        found: int = self.state("decode").flow.versions_with(self.request_id)
+        return found
+
+    @property
     def job(self) -> PrefillJob | None:
         for job in self.state("arbiter").jobs.values():
             if self.request_id in job.work.requests:
@@ -163,7 +169,7 @@ def last_step(look: Look) -> bool:
 
 def over_but_in_a_step(look: Look) -> bool:
     row = look.row
-    return row is not None and row.ending is not None and row.steps > 0
+    return row is not None and row.ending is not None and look.steps > 0
 
 
 SHORT_POOL: dict[str, Any] = {
@@ -207,7 +213,7 @@ PLACES = {
         lambda look: any(row.request_id == look.request_id for _, row in look.state("decode").held)
     ),
     "two steps in flight": Place(
-        lambda look: look.row is not None and look.row.ahead > 0 and look.row.steps > 1, it=STREAM
+        lambda look: look.row is not None and look.row.ahead > 0 and look.steps > 1, it=STREAM
     ),
     "evicted, a step runs": Place(evicted, **SHORT_POOL),
     "evicted, in the queue": Place(

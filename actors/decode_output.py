@@ -1,0 +1,49 @@
+"""What decode has for clients: new tokens, sorted by the way that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muxk.actors.messages import EmittedRow, IdsEmitted, TokensEmitted
+from muxk.kernel.work import RowLogprobs
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What a handler brought. Of one request `rows` come before the columns."""
+
+    rows: list[EmittedRow] = field(default_factory=list)
+    requests: tuple[int, ...] = ()
+    """Plain rows that go on, with one new token each."""
+    tokens: bytes = b""
+    """int32[requests]."""
+    advanced: bool = False
+    """A step ended."""
+
+    @property
+    def ends_some(self) -> bool:
+        return any(row.finish_reason is not None for row in self.rows)
+
+    def take_plain(self, requests: tuple[int, ...], tokens: bytes, others: list[int]) -> None:
+        """Of a step with these rows and tokens all but the places in `others`, which ascend."""
+        if others:
+            left_out = frozenset(others)
+            places = [place for place in range(len(requests)) if place not in left_out]
+            requests = tuple([requests[place] for place in places])
+            tokens = b"".join([tokens[4 * place : 4 * place + 4] for place in places])
+        self.requests, self.tokens = requests, tokens
+
+    def for_tokenizer(self, group: int) -> TokensEmitted | None:
+        """Of requests that want text."""
+        rows = tuple([row for row in self.rows if not row.as_ids])
+        return TokensEmitted(rows, group) if rows else None
+
+    def for_gateway(self) -> IdsEmitted | None:
+        """Of requests that want none."""
+        rows = tuple([row for row in self.rows if row.as_ids])
+        return IdsEmitted(rows, self.requests, self.tokens) if rows or self.requests else None
+
+
+def by_row(reported: tuple[RowLogprobs, ...]) -> dict[int, tuple[RowLogprobs, ...]]:
+    """What a device reported of sampled tokens, one of each row at most."""
+    return {found.row: (found,) for found in reported}
