@@ -52,15 +52,14 @@ FIGURES = """
 
 Single operators of the H200, which are rows of the fitted tables; the speed of a GEMM on a part of a
 Hopper, measured beside another kernel; and times of 8xA100 that the predictor in the code of MuxWise's
-authors gives. Nothing was fitted to the last two.
-
-Decode on 8xA100 is too fast, from 32 SMs up by 42 to 50 us a layer (70B) and 37 to 58 us (8B): the same for
-both models, whose layers differ fourfold in weights, so that what is missing is a fixed time a layer and no
-bandwidth or efficiency. (If the times hold 0.5 ms a step for launch and sampling, 35 to 44 us and 21 to 42
-us.) It is the two all-reduces, if their floor on an A100 is 50 us where 30 us of the DGX H100 are assumed,
-or gaps of 4 us between some ten kernels of a layer, which no table has; the figures can not tell which. On
-8 SMs 103 us (70B) and 181 us (8B) a layer are missing: part of it grows as SMs get fewer, which an
-all-reduce does on a real card and does not here. The 8B model's layers are short, so that it suffers most.
+authors gives. Of the last, one constant comes: with the all-reduce of the DGX H100 decode on 8xA100 was too
+fast, from 32 SMs up by 42 to 50 us a layer (70B) and 37 to 58 us (8B), the same for both models, whose layers
+differ fourfold in weights: what was missing was a fixed time a layer and no bandwidth. Eight H100 reduce
+faster than four of them (floors of 30 and 39 us), since their switches add (NVLink SHARP), which those of an
+A100 do not. So the floor of an all-reduce over eight A100 is fitted to the six steps of 70B: 54 us. The six
+of 8B were held out (the table above). Gaps of 4 us between some ten kernels of a layer would explain the
+same; the figures can not tell which. On 8 and 16 SMs the 8B model is still too fast: part of what is missing
+there grows as SMs get fewer, which an all-reduce does on a real card and does not here.
 
 Prefill attention of 512 to 2,048 tokens on the H200 is 14 to 27 % too slow for 32 heads; with fewer heads
 this goes on for longer prompts (8 heads: 13 to 30 % from 1,024 to 4,096 tokens). A smoothness of its own
@@ -89,8 +88,8 @@ GEMMs, norms and all-reduces run once over the decode rows and the chunk togethe
 GEMM fit has for that number of tokens: a small chunk pays for half-empty tiles and for the weights. Attention
 of the decode rows and of the chunk are two kernels, one after the other; the chunk's pays for every pair of
 its queries with the reused context, and reads that context again in each step. A step pays the launch of
-every layer. Efficiencies are fitted to the tables above (A100 attention and all-reduce are assumed), launches
-are assumed.
+every layer. Efficiencies are fitted to the tables above (A100 attention is assumed, and its all-reduce but
+for the floor over eight), launches are assumed.
 """
 GROUPS = """
 ## What the constants stand on

@@ -22,6 +22,7 @@ from muxk.profiles.fit_figures import (
     PREFILL_S,
     SMS,
     decode_load,
+    decode_ns,
     figures,
     fused_load,
     prefill_load,
@@ -109,13 +110,21 @@ def test_decode_is_concave_in_its_share_of_the_sms() -> None:
     assert speeds[3] / speeds[-1] > 0.5 * 1.2, "half of the SMs do far more than half of the work"
 
 
-@pytest.mark.parametrize(("model", "tolerance"), [("llama-3.1-70b", 0.15), ("llama-3.1-8b", 0.32)])
-def test_decode_on_8_a100_by_sms_is_too_fast_by_no_more_than_this(model: str, tolerance: float) -> None:
-    """32 rows, 32K of context in all."""
-    cost = RooflineCost(load_gpu("a100"), load_shape(model), 8)
+@pytest.mark.parametrize(("model", "tolerance"), [("llama-3.1-70b", 0.05), ("llama-3.1-8b", 0.06)])
+def test_decode_on_8_a100_takes_what_the_authors_of_muxwise_found(model: str, tolerance: float) -> None:
+    """32 rows, 32K of context in all. On few SMs the 8B model is too fast: docs/gpu-models.md."""
+    a100 = load_gpu("a100")
     for units, expected in zip(SMS, DECODE_MS[model], strict=True):
-        found = cost.total_ns(decode_load(cost.layers, 32, 32 * 1024), units) / 1e6
-        assert expected * (1 - tolerance) <= found <= expected * 1.05
+        few = model == "llama-3.1-8b" and units < 32
+        low = 0.77 if few else 1 - tolerance
+        assert low <= decode_ns(a100, model, units) / 1e6 / expected <= 1 + tolerance
+
+
+def test_eight_a100_reduce_no_faster_than_four_which_takes_switches_that_add() -> None:
+    floors = {tp: size.floor_ns for tp, size in load_gpu("a100").all_reduce.by_tp.items()}
+    assert floors[8] > floors[4] > floors[2]
+    hopper = {tp: size.floor_ns for tp, size in load_gpu("h100").all_reduce.by_tp.items()}
+    assert hopper[8] < hopper[4]
 
 
 @pytest.mark.parametrize(("units", "seconds"), PREFILL_S)
