@@ -23,6 +23,8 @@ FORMAT = 1
 """Of the file: one of another format is refused."""
 PROFILE_BYTES_MAX = 4 << 20
 PARTIAL_BYTES_MAX = 64 << 20
+NUMBER_MAX = 1e15
+"""Of what a profile holds: eleven days in ns, more tokens than any context."""
 FOLDER = Path("profiles")
 """Where profiles go when nothing is said: below the current folder."""
 SHOWN_CHARS = 120
@@ -205,6 +207,24 @@ def _check_tables(profile: Profile, path: Path) -> None:
     sound = sound and all(tile > 0 for model in estimates.prefill for tile, _ in model.tiles)
     if not sound:
         raise ProfileError(f"{path} is a damaged profile: its tables do not fit together; measure again")
+    _check_numbers("estimates", msgspec.to_builtins(estimates), path)
+
+
+def _check_numbers(place: str, value: Any, path: Path) -> None:
+    """A fit gives times and counts: none is negative, nor so large that a sum of them means nothing."""
+    if isinstance(value, dict):
+        inside = [(f"{place}.{name}", held) for name, held in value.items()]
+    elif isinstance(value, list | tuple):
+        inside = [(f"{place}[{index}]", held) for index, held in enumerate(value)]
+    else:
+        if isinstance(value, int | float) and not 0 <= value <= NUMBER_MAX:
+            raise ProfileError(
+                f"{path} is a damaged profile: {place} is {value:g}; it must lie between 0 and "
+                f"{NUMBER_MAX:g}. Measure again"
+            )
+        return
+    for name, held in inside:
+        _check_numbers(name, held, path)
 
 
 def write_profile(path: Path, profile: Profile) -> None:

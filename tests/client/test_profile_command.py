@@ -115,6 +115,10 @@ def change(text: bytes, what: str) -> bytes:
             tables["decode"] = []
         case "unknown":
             data["surprise"] = 1
+        case "huge":
+            tables["decode"][0]["rows"]["values"][0] = 1e300
+        case "negative":
+            tables["prefill"][0]["per_pair_ns"] = -1.5
     return msgspec.json.encode(data)
 
 
@@ -126,6 +130,8 @@ def change(text: bytes, what: str) -> bytes:
         ("knots", "tables do not fit together"),
         ("nothing", "tables do not fit together"),
         ("unknown", "damaged profile"),
+        ("huge", r"estimates.decode\[0\].rows.values\[0\] is 1e\+300; it must lie between 0 and 1e\+15"),
+        ("negative", r"estimates.prefill\[0\].per_pair_ns is -1.5"),
     ],
 )
 def test_a_damaged_or_stale_profile_is_refused(
