@@ -176,6 +176,8 @@ def study(plan: Study, folder: Path) -> tuple[dict[str, Goodput], dict[str, list
             for load in LOADS
         ]
         outcomes = lab.run([cell for _, _, _, cell in runs])
+    if store is not None and store.lost:
+        print(f"{store.lost} runs were not kept in {plan.keep}: {store.lost_why}", file=sys.stderr)
     rows: dict[str, list[Row]] = {name: [] for name in rates}
     for (name, policy, load, cell), outcome in zip(runs, outcomes, strict=True):
         if outcome.error:
