@@ -33,6 +33,15 @@ class System(StrEnum):
 
 
 @dataclass(frozen=True)
+class Known:
+    """What a system carried in an earlier study, where runs take so long that a search has to begin there."""
+
+    rate: float
+    requests: int
+    """Of a run."""
+
+
+@dataclass(frozen=True)
 class Setting:
     """A model on GPUs under a workload."""
 
@@ -55,8 +64,10 @@ class Setting:
     """At most so many of the study's; all of them without it."""
     tolerance: float = 0.0
     """Of its searches, where it is coarser than the study's."""
-    found: tuple[tuple[System, float], ...] = ()
-    """What systems carried in an earlier study: where runs take so long that a search has to begin there."""
+    known: tuple[tuple[System, Known], ...] = ()
+
+    def known_of(self, system: System) -> Known | None:
+        return dict(self.known).get(system)
 
     @property
     def name(self) -> str:
@@ -82,20 +93,19 @@ LOOGLE_70B = Setting(
     *(LLAMA_70B, "loogle", 100.0), requests=120, start=0.5, near=0.08838834764831845, printed=BUDGET_70B
 )
 # 8,000 tokens a request, seven minutes in service each, and room for 265 of them on eight cards: with few
-# requests a run ends before the KV pool is full, whatever the rate. One of 1,200 takes ten minutes.
+# requests a run ends before the KV pool is full, whatever the rate. So requests come for two hours, about.
 THOUGHTS_70B = Setting(
     *(LLAMA_70B, "openthoughts", 100.0),
     requests=1200,
-    start=0.36,
     budgets=(BUDGET_70B,),
     printed=BUDGET_70B,
     seeds=1,
     tolerance=0.25,
-    found=(
-        (System.MUXWISE, 0.36),
-        (System.CHUNKED, 0.36),
-        (System.LOONGSERVE, 0.2),
-        (System.STATIC, 0.16),
+    known=(
+        (System.MUXWISE, Known(0.3, 2400)),
+        (System.CHUNKED, Known(0.3, 2400)),
+        (System.LOONGSERVE, Known(0.2, 1200)),
+        (System.STATIC, Known(0.16, 1200)),
     ),
 )
 SHAREGPT_8B = Setting(
@@ -188,13 +198,14 @@ def cell_of(
         settings = STATIC
     elif system is System.LOONGSERVE:
         settings = EVALUATED
+    known = setting.known_of(system)
     return Cell(
         policy=POLICIES[system],
         settings=settings,
         device=device_of(system, setting, moved),
         model=setting.model,
         workload=setting.workload,
-        requests=setting.requests,
+        requests=setting.requests if known is None else known.requests,
         tbt_ms=setting.tbt_ms,
         profile=profile if system in (System.MUXWISE, System.TEMPORAL) else None,
     )

@@ -120,9 +120,9 @@ class Study:
         return dict(zip(pairs, self.lab.goodputs(sought), strict=True))
 
     def _first_search(self, setting: Setting, system: System) -> Search:
-        known, tolerance = dict(setting.found), self._tolerance(setting)
-        if system in known:
-            return near(known[system], tolerance)
+        known, tolerance = setting.known_of(system), self._tolerance(setting)
+        if known is not None:
+            return near(known.rate, tolerance)
         return far(setting.near if system is System.CHUNKED else 1.4 * setting.near, tolerance)
 
     def _other_seeds(self, first: dict[tuple[Setting, System], Goodput | CellFailed], found: Found) -> None:
@@ -172,7 +172,7 @@ class Study:
 
     def _tuning_search(self, setting: Setting) -> Search:
         """As for the system itself where it begins at what is known, so that runs serve both."""
-        if System.CHUNKED in dict(setting.found):
+        if setting.known_of(System.CHUNKED) is not None:
             return self._first_search(setting, System.CHUNKED)
         return far(setting.start, TUNING_TOLERANCE)
 
