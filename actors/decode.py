@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from muxk.actors.decode_batch import DecodeBatch, Ending, Row
+from muxk.actors.decode_batch import DecodeBatch
 from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
 from muxk.actors.decode_output import Emitted, by_row
 from muxk.actors.decode_report import decode_report
+from muxk.actors.decode_rows import Ending, Row
 from muxk.actors.decode_steps import Steps
 from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
 from muxk.actors.messages import (
@@ -101,8 +102,8 @@ class Decode(Actor):
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
             row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
-            prompt = tuple([found for found in message.prompt_logprobs if found.row == place])
-            joined.append(self._account(row, token, logprobs.get(place, ()), prompt))
+            prompt = [found for found in message.prompt_logprobs if found.row == place]
+            joined.append(self._account(row, token, logprobs.get(place, ()), tuple(prompt)))
             self._send_away(row)
         if joined and self._refs.placement is not None:
             ids = tuple([row.request_id for row in joined])
@@ -190,17 +191,16 @@ class Decode(Actor):
         work, rows = self.state.flow.end(message.step_id, message.version, batch)
         logprobs = by_row(message.logprobs)
         emitted = Emitted(self._held(message.step_id), advanced=True)
-        tokens = int32_values(message.tokens)
-        others = batch.advance(rows, tokens)
+        others = batch.advance(rows, message.tokens)
+        tokens = int32_values(message.tokens) if others else ()
         for place in others:
             row, token = rows[place], tokens[place]
             if row.ending is not None:
                 if row.ending.to_group is None:
                     continue
-                batch.append(row, token)  # it goes on elsewhere behind it
+                row.append(token)  # it goes on elsewhere behind it
             emitted.rows.append(self._account(row, token, logprobs.get(place, ()), ()))
-        emitted.take_plain(work.requests, message.tokens, others)
-        self.state.tokens += len(emitted.requests)
+        self.state.tokens += emitted.take_plain(work.requests, message.tokens, others)
         self.state.steps += 1
         return emitted
 

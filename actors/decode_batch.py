@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from muxk.actors.columns import ExtrasMaker
+from muxk.actors.decode_rows import NEVER, Ending, Row, Stretch
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes, int32_values
 
-GROW_AHEAD_TOKENS = 8
-"""A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
 FEW_ROWS = 24
-NEVER = 1 << 62
-"""A position that no row comes to."""
 SAMPLING_DTYPE = np.dtype(
     [
         ("temperature", "<f4"),
@@ -36,88 +34,11 @@ SAMPLING_DTYPE = np.dtype(
 """One row of the sampling columns."""
 
 
-@dataclass(slots=True)
-class Row:
-    """One request in the batch."""
+class Submitted(NamedTuple):
+    """One version of a step, and the rows in it: the same list as of the step before if they are the same."""
 
-    request: Request
-    slot: int
-    request_id: int
-    prompt_tokens: int
-    max_tokens: int
-    """Of its request, as the two before."""
-    generated: list[int]
-    """All generated tokens, those from before a recompute included."""
-    next: int
-    """The position that the next step writes: that of the last token, steps on a lane counted in."""
-    pages: int
-    reused_tokens: int
-    extras: ExtrasMaker | None
-    """None when the sampler needs nothing but the columns."""
-    history: bytearray
-    """int32: `generated` for the sampler's penalties; kept only when there are extras."""
-    plain: bool
-    """Of a token that does not end it there is nothing to say but its id."""
-    ends: frozenset[int]
-    """Tokens that may end it."""
-    ending: Ending | None = None
-    reach: int = 0
-    """The next step can take it while `next` is less: then it has a slot there, and goes on."""
-    grow_from: int = NEVER
-    """It needs a page once `next` is there: it will soon be without a free slot, it is not near its end, and
-    none was asked for."""
-
-    @property
-    def ahead(self) -> int:
-        """Steps with it that are known to be on a lane; the next one has its token from there."""
-        return self.next - self.prompt_tokens - len(self.generated) + 1
-
-    @property
-    def fits(self) -> bool:
-        """The next step has a slot to write to."""
-        return self.slots_left > 0
-
-    @property
-    def goes_on(self) -> bool:
-        """It needs a step after those on a lane, as far as the host can know."""
-        return self.ending is None and self.next < self.last
-
-    @property
-    def last(self) -> int:
-        """The position of its last token, which no step writes."""
-        return self.prompt_tokens + self.max_tokens - 1
-
-    @property
-    def slots_left(self) -> int:
-        """Tokens that fit its pages behind those of steps on a lane."""
-        return self.pages * PAGE_SIZE - self.next
-
-    def look_ahead(self) -> None:
-        """To where its pages and its request let it go: when it joins, and when a page came or was denied."""
-        if self.ending is not None:
-            return
-        slots, last = self.pages * PAGE_SIZE, self.last
-        self.reach = min(slots, last)
-        self.grow_from = slots - GROW_AHEAD_TOKENS + 1 if slots < last else NEVER
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What happens to a row once no step in flight touches its pages."""
-
-    keep: bool
-    """Its pages go into the prefix index."""
-    recompute: bool
-    """It goes back to admission."""
-    rule: str | None = None
-    """The rule that chose it to be computed again."""
-    to_group: int | None = None
-    """It goes on in another group, and its pages are handed to migration; None: they go back."""
-
-    @property
-    def goes_elsewhere(self) -> bool:
-        """It has not ended for its client."""
-        return self.recompute or self.to_group is not None
+    work: DecodeWork
+    rows: list[Row]
 
 
 @dataclass(slots=True)
@@ -133,11 +54,22 @@ class _Taken:
     """Without what depends on the tokens so far."""
     has_extras: bool
     table: bytes = b""
+    """int32[rows, width]; empty once a page was added."""
     width: int = 0
-    """Of `table`; 0 once a page was added."""
+    """0 when it has to be looked up."""
+    pages: npt.NDArray[np.int32] | None = None
+    """`table` of many rows, to write new pages to."""
 
     def has_rows(self, rows: list[Row]) -> bool:
         return len(rows) == len(self.rows) and all(map(is_, rows, self.rows))
+
+    def add_page(self, row: Row, page: int) -> None:
+        """The last of a row, which may be one that stood aside."""
+        self.table = b""
+        if self.pages is None:
+            self.width = 0
+        elif row.pages <= self.width and row.place < len(self.rows) and self.rows[row.place] is row:
+            self.pages[row.place, row.pages - 1] = page
 
 
 @dataclass
@@ -158,6 +90,8 @@ class DecodeBatch:
     _columns: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(8, dtype=SAMPLING_DTYPE))
     _taken: _Taken | None = None
     """Of the last step, until a row joins or leaves."""
+    _stretch: Stretch | None = None
+    """Of the last step that ended, if all its rows were plain and went on."""
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(len(self._table) - 1, -1, -1))
@@ -191,7 +125,7 @@ class DecodeBatch:
             request_id=request.request_id,
             prompt_tokens=request.prompt_tokens,
             max_tokens=params.max_tokens,
-            generated=[*int32_values(request.generated), first_token],
+            said=[*int32_values(request.generated), first_token],
             next=request.prompt_tokens + request.generated_tokens,
             pages=len(reserved.pages),
             reused_tokens=reserved.reused_tokens,
@@ -224,25 +158,19 @@ class DecodeBatch:
             row.next += 1
         self._moved = True
 
-    def advance(self, rows: list[Row], tokens: Sequence[int]) -> list[int]:
-        """Append sampled tokens, but to rows that are ending; the places of all but plain rows that go on."""
-        others = []
-        for place, row in enumerate(rows):
-            if row.ending is None:
-                generated, token = row.generated, tokens[place]
-                generated.append(token)
-                if row.plain and len(generated) < row.max_tokens and token not in row.ends:
-                    continue
-                if row.extras is not None:
-                    row.history += token.to_bytes(4, "little")
-            others.append(place)
-        return others
+    def advance(self, rows: list[Row], column: bytes) -> list[int]:
+        """Take the tokens of a step, int32, but for rows that are ending.
 
-    def append(self, row: Row, token: int) -> None:
-        """Append a sampled token to one row, even if it is ending."""
-        row.generated.append(token)
-        if row.extras is not None:
-            row.history += token.to_bytes(4, "little")
+        Returns the places of all rows but those that are plain and go on.
+        """
+        tokens, stretch = int32_values(column), self._stretch
+        if stretch is not None:
+            if not self.endings and stretch.take(rows, column, tokens):
+                return []
+            stretch.settle()
+        others = _advance_each(rows, tokens)
+        self._stretch = None if others else Stretch.of(rows)
+        return others
 
     def end(self, row: Row, ending: Ending) -> None:
         """No step that is submitted from now on takes it; an ending may replace another."""
@@ -274,7 +202,7 @@ class DecodeBatch:
         row.pages += 1
         row.look_ahead()
         if self._taken is not None:
-            self._taken.width = 0
+            self._taken.add_page(row, page)
 
     def pages_of(self, row: Row) -> tuple[int, ...]:
         """In the order of its tokens."""
@@ -291,7 +219,7 @@ class DecodeBatch:
         """Rows that the next step can take."""
         return [row for row in self.rows.values() if row.next < row.reach]
 
-    def work(self, rows: list[Row], step_id: int, version: int, running: DecodeWork | None) -> DecodeWork:
+    def submit(self, rows: list[Row], step_id: int, version: int, running: DecodeWork | None) -> Submitted:
         """The columns of one step; `rows` is not empty.
 
         `running` is the step on a lane that the rows which are ahead get their tokens from.
@@ -302,11 +230,11 @@ class DecodeBatch:
         positions = [row.next for row in rows]
         self._look_up(taken, max(positions) // PAGE_SIZE + 1)
         carried, sources = _carried(taken, running)
-        return DecodeWork(
+        work = DecodeWork(
             step_id=step_id,
             version=version,
             requests=taken.requests,
-            tokens=int32_bytes([row.generated[-1] for row in rows]),
+            tokens=self._newest(taken) if len(carried) < len(taken.places) else bytes(len(carried)),
             positions=int32_bytes(positions),
             page_table=taken.table,
             pages_per_row=taken.width,
@@ -316,8 +244,18 @@ class DecodeBatch:
             carried_rows=carried,
             carried_from=sources,
         )
+        return Submitted(work, taken.rows)
+
+    def _newest(self, taken: _Taken) -> bytes:
+        """int32: the last token of each row that the host knows."""
+        stretch = self._stretch
+        if stretch is not None and stretch.rows is taken.rows and stretch.steps and not stretch.over:
+            return stretch.steps[-1]
+        return int32_bytes([row.generated[-1] for row in taken.rows])
 
     def _take(self, rows: list[Row]) -> _Taken:
+        for place, row in enumerate(rows):
+            row.place = place
         slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
         return _Taken(
             rows,
@@ -331,11 +269,13 @@ class DecodeBatch:
     def _look_up(self, taken: _Taken, width: int) -> None:
         """The pages of its rows, unless nothing changed."""
         if taken.width != width:
-            taken.width = width
+            taken.width, taken.pages = width, None
             if len(taken.rows) <= FEW_ROWS:  # without a copy between: a row can have thousands of pages
                 taken.table = b"".join([self._table[row.slot, :width].data for row in taken.rows])
-            else:
-                taken.table = self._table[taken.slots, :width].tobytes()
+                return
+            taken.pages, taken.table = self._table[taken.slots, :width], b""
+        if taken.pages is not None and not taken.table:
+            taken.table = taken.pages.tobytes()
 
     def _take_slot(self) -> int:
         if not self._free_slots:
@@ -348,6 +288,21 @@ class DecodeBatch:
     def _widen(self, pages: int) -> None:
         while self._table.shape[1] < pages:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+
+
+def _advance_each(rows: list[Row], tokens: Sequence[int]) -> list[int]:
+    """As `DecodeBatch.advance`, of rows that are in no stretch."""
+    others = []
+    for place, row in enumerate(rows):
+        if row.ending is None:
+            said, token = row.said, tokens[place]
+            said.append(token)
+            if row.plain and len(said) < row.max_tokens and token not in row.ends:
+                continue
+            if row.extras is not None:
+                row.history += token.to_bytes(4, "little")
+        others.append(place)
+    return others
 
 
 def _plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
@@ -376,7 +331,7 @@ def _carried(taken: _Taken, running: DecodeWork | None) -> tuple[bytes, bytes]:
 
 def _with_extras(plain: SamplingColumns, rows: Sequence[Row]) -> SamplingColumns:
     made = [
-        row.extras.make(index, bytes(row.history), len(row.generated) + row.ahead)
+        row.extras.make(index, bytes(row.history), row.count + row.ahead)
         for index, row in enumerate(rows)
         if row.extras is not None
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
-from muxk.actors.decode_batch import DecodeBatch, Row
+from muxk.actors.decode_batch import DecodeBatch
+from muxk.actors.decode_rows import Row
 from muxk.actors.group_messages import MigrateRequest
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import request_view
@@ -28,7 +29,7 @@ GOES_ON, AT_END, AT_LENGTH = Finish(None, None), Finish("stop", None), Finish("l
 def finish_of(row: Row, token: int, end_ids: frozenset[int]) -> Finish:
     """Whether the token that was appended last ends the row."""
     params = row.request.params
-    generated = len(row.generated)
+    generated = row.count
     if generated > params.min_tokens or not params.min_tokens:
         if token in params.stop_token_ids:
             return Finish("stop", token)
@@ -40,7 +41,7 @@ def finish_of(row: Row, token: int, end_ids: frozenset[int]) -> Finish:
 def view_of(row: Row) -> RequestView:
     """As the policy sees it."""
     view = request_view(row.request)
-    return msgspec.structs.replace(view, generated_tokens=len(row.generated), pages=row.pages)
+    return msgspec.structs.replace(view, generated_tokens=row.count, pages=row.pages)
 
 
 def to_compute_again(row: Row) -> Request:

@@ -24,14 +24,15 @@ class Emitted:
     def ends_some(self) -> bool:
         return any(row.finish_reason is not None for row in self.rows)
 
-    def take_plain(self, requests: tuple[int, ...], tokens: bytes, others: list[int]) -> None:
-        """Of a step with these rows and tokens all but the places in `others`, which ascend."""
+    def take_plain(self, requests: tuple[int, ...], tokens: bytes, others: list[int]) -> int:
+        """Of a step with these rows and tokens all but the places in `others`; how many that is."""
         if others:
             left_out = frozenset(others)
             places = [place for place in range(len(requests)) if place not in left_out]
             requests = tuple([requests[place] for place in places])
             tokens = b"".join([tokens[4 * place : 4 * place + 4] for place in places])
         self.requests, self.tokens = requests, tokens
+        return len(requests)
 
     def for_tokenizer(self, group: int) -> TokensEmitted | None:
         """Of requests that want text."""

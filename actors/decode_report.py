@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from muxk.actors.decode_batch import Row
+from muxk.actors.decode_rows import Row
 from muxk.kernel.statuses import Reason, StatusReport
 
 
@@ -24,7 +24,7 @@ def _why(row: Row) -> tuple[Reason, str]:
         return Reason.EVICTED, "its pages are needed by others; a step that it is in has to end first"
     if row.ending is not None:
         return Reason.ENDING, "it has ended; a step that it is in has not"
-    tokens = f"{len(row.generated)} of at most {row.request.params.max_tokens} tokens"
+    tokens = f"{row.count} of at most {row.request.params.max_tokens} tokens"
     if not row.fits:
         return Reason.NO_PAGE, f"it has {tokens} and no page for the next one: the pool has none left"
     return Reason.DECODING, f"it has {tokens}"

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from muxk.actors.decode_batch import DecodeBatch, Row
+from muxk.actors.decode_batch import DecodeBatch, Submitted
 from muxk.kernel.work import DecodeWork
-
-
-class Submitted(NamedTuple):
-    """One version of a step, and the rows in it."""
-
-    work: DecodeWork
-    rows: list[Row]
 
 
 @dataclass
@@ -72,9 +64,8 @@ class Steps:
             self.newest += 1
             step = self.outstanding[self.newest] = Step()
         version = len(step.versions) + 1
-        work = batch.work(rows, self.newest, version, self._on_lane())
-        step.versions[version] = Submitted(work, rows)
-        return work
+        submitted = step.versions[version] = batch.submit(rows, self.newest, version, self._on_lane())
+        return submitted.work
 
     def versions_with(self, request_id: int) -> int:
         """Versions of steps with this row that may still run."""

@@ -24,12 +24,8 @@ from muxk.actors.group_messages import RequestEnded
 from muxk.actors.messages import (
     AbortRequest,
     EstimatorReady,
-    ExplanationMade,
     IdsEmitted,
     KeepAlive,
-    PolicyCompiled,
-    PolicyFileRead,
-    PolicyFileUnreadable,
     RequestAborted,
     RequestAccepted,
     RequestFailed,
@@ -37,6 +33,12 @@ from muxk.actors.messages import (
     TextEmitted,
 )
 from muxk.actors.policy_compiler import Compile
+from muxk.actors.policy_messages import (
+    ExplanationMade,
+    PolicyCompiled,
+    PolicyFileRead,
+    PolicyFileUnreadable,
+)
 from muxk.actors.refs import Everybody, GatewayInbox, Refs
 from muxk.actors.validation import REQUEST_ID_CHARS_MAX, Invalid, ModelLimits, validate
 from muxk.kernel.actor import Actor
@@ -243,7 +245,7 @@ class Gateway(Actor):
 
     def _fail(self, choice_id: int, code: str, reason: str) -> bool:
         """A choice is over, and with it the whole request; True if its client had no terminal event yet."""
-        choice = self.state.live.pop(choice_id, None)
+        choice = self.state.drop(choice_id)
         if choice is None:
             return False
         self._tell_placement(choice_id, choice.completion_tokens)
@@ -269,7 +271,8 @@ class Gateway(Actor):
 
     def forget(self, choice_id: int) -> None:
         """Nobody works on a choice any more."""
-        choice = self.state.live.pop(choice_id)
+        choice = self.state.drop(choice_id)
+        assert choice is not None
         self._tell_placement(choice_id, choice.completion_tokens)
         request = choice.request
         if request.all_finished:

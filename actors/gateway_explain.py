@@ -15,7 +15,7 @@ import msgspec
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_state import Choice, GatewayState, Live
-from muxk.actors.messages import ExplanationMade
+from muxk.actors.policy_messages import ExplanationMade
 from muxk.actors.refs import Everybody
 from muxk.kernel.fronts import Front, front_of
 from muxk.kernel.journal import Record

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
-from muxk.actors.gateway_state import Choice, GatewayState
+from muxk.actors.gateway_state import Choice, Crowd, GatewayState
 from muxk.actors.messages import EmittedRow, IdsEmitted, TextEmitted, TextRow
 from muxk.actors.text_output import no_bytes, token_logprobs
 from muxk.kernel.work import int32_values
@@ -17,18 +17,48 @@ from muxk.kernel.work import int32_values
 class _Told:
     """What one peer gets of a step without text."""
 
-    names: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()
     events: list[wire.Event] = field(default_factory=list)
     """Of what is no plain token: ends, and tokens with log-probabilities."""
+
+    def add(self, names: tuple[str, ...], tokens: Sequence[int], choices: tuple[int, ...]) -> None:
+        """One token for each of these."""
+        if self.names:
+            names, tokens, choices = self.names + names, (*self.tokens, *tokens), self.choices + choices
+        self.names, self.tokens, self.choices = names, tuple(tokens), choices
 
     def frame(self) -> list[wire.Event]:
         """A choice's tokens come before its end."""
         if not self.names:
             return self.events
-        choices = tuple(self.choices) if any(self.choices) else ()
-        return [wire.TokenIds(tuple(self.names), tuple(self.tokens), choices), *self.events]
+        choices = self.choices if any(self.choices) else ()
+        return [wire.TokenIds(self.names, self.tokens, choices), *self.events]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The choices of one peer among those of a column."""
+
+    peer: bytes
+    names: tuple[str, ...]
+    choices: tuple[int, ...]
+    places: tuple[int, ...]
+    """In the column."""
+
+    def tokens(self, column: Sequence[int]) -> Sequence[int]:
+        return column if len(self.places) == len(column) else [column[place] for place in self.places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What the next step's column is likely to have again: requests with one token each."""
+
+    requests: tuple[int, ...]
+    crowd: Crowd
+    """Those of them that are live."""
+    parts: tuple[_Part, ...]
 
 
 class GatewayOutput:
@@ -37,6 +67,8 @@ class GatewayOutput:
     def __init__(self, owner: Owner, state: GatewayState) -> None:
         self._owner = owner
         self._state = state
+        self._column: _Column | None = None
+        """Of the last step, until one of its choices leaves the crowd."""
 
     def text(self, message: TextEmitted) -> None:
         """A step of requests that get text."""
@@ -64,44 +96,56 @@ class GatewayOutput:
             if choice is None:
                 continue
             if not choice.request.ended:
-                self._take_row(choice, row, now_ns, _of_peer(told, choice))
+                self._take_row(choice, row, now_ns, told.setdefault(choice.request.peer, _Told()))
             if row.finish_reason is not None:
                 self._owner.forget(row.request_id)
-        self._take_column(message.requests, int32_values(message.tokens), now_ns, told)
+        if message.requests:
+            column = int32_values(message.tokens)
+            for part in self._parts(message.requests, now_ns):
+                of_peer = told.setdefault(part.peer, _Told())
+                of_peer.add(part.names, part.tokens(column), part.choices)
         for peer, of_peer in told.items():
             self._owner.tell(peer, *of_peer.frame())
 
     def _take_row(self, choice: Choice, row: EmittedRow, now_ns: int, told: _Told) -> None:
         logprobs = token_logprobs(row.logprobs, no_bytes)
-        ids = () if logprobs else row.tokens
-        told.names += [choice.request.name] * len(ids)
-        told.tokens += ids
-        told.choices += [choice.index] * len(ids)
         text_row = TextRow(
             row.request_id, "", row.tokens, row.finish_reason, row.reused_tokens, row.stop_token, logprobs
         )
         self._state.note_tokens(choice, text_row, now_ns)
-        told.events += choice.events(text_row) if logprobs else choice.ends()
+        if logprobs:
+            told.events += choice.events(text_row)
+            return
+        count = len(row.tokens)
+        told.add((choice.request.name,) * count, row.tokens, (choice.index,) * count)
+        told.events += choice.ends()
 
-    def _take_column(
-        self, requests: Iterable[int], tokens: Iterable[int], now_ns: int, told: dict[bytes, _Told]
-    ) -> None:
-        """One more token for each of these, which had tokens before and go on."""
+    def _parts(self, requests: tuple[int, ...], now_ns: int) -> tuple[_Part, ...]:
+        """Note a token for each of these; the live ones, by peer."""
+        last = self._column
+        if last is not None and not last.crowd.over and last.requests == requests:
+            self._state.note_step(last.crowd, now_ns)
+            return last.parts
+        if last is not None:
+            last.crowd.dissolve()
         live = self._state.live
-        for request_id, token in zip(requests, tokens, strict=True):
-            choice = live.get(request_id)
-            if choice is None or choice.request.ended:
-                continue
-            self._state.note_token(choice, now_ns)
-            of_peer = _of_peer(told, choice)
-            of_peer.names.append(choice.request.name)
-            of_peer.tokens.append(token)
-            of_peer.choices.append(choice.index)
+        found = [(place, live[one]) for place, one in enumerate(requests) if one in live]
+        found = [(place, choice) for place, choice in found if not choice.request.ended]
+        crowd = self._state.new_crowd([choice for _, choice in found], now_ns)
+        self._column = _Column(requests, crowd, _by_peer(found))
+        return self._column.parts
 
 
-def _of_peer(told: dict[bytes, _Told], choice: Choice) -> _Told:
-    peer = choice.request.peer
-    found = told.get(peer)
-    if found is None:
-        found = told[peer] = _Told()
-    return found
+def _by_peer(found: list[tuple[int, Choice]]) -> tuple[_Part, ...]:
+    of_peers: dict[bytes, list[tuple[int, Choice]]] = {}
+    for place, choice in found:
+        of_peers.setdefault(choice.request.peer, []).append((place, choice))
+    return tuple(
+        _Part(
+            peer,
+            tuple([choice.request.name for _, choice in of_peer]),
+            tuple([choice.index for _, choice in of_peer]),
+            tuple([place for place, _ in of_peer]),
+        )
+        for peer, of_peer in of_peers.items()
+    )

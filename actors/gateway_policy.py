@@ -21,8 +21,8 @@ from muxk.actors.gateway_state import (
     SwapKind,
     cut,
 )
-from muxk.actors.messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
 from muxk.actors.policy_compiler import Compile, compiler, opener
+from muxk.actors.policy_messages import PolicyCompiled, PolicyFileRead, PolicyFileUnreadable
 from muxk.actors.refs import Everybody
 from muxk.kernel.messages import PolicyChanged
 from muxk.kernel.policy import PolicyBook, PolicyText, widest_group_of

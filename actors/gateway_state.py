@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 from muxk.actors import protocol as wire
@@ -127,10 +128,27 @@ class Choice:
 
     request: Live
     index: int
-    completion_tokens: int = 0
-    last_token_ns: int = 0
+    own_tokens: int = 0
+    """But for those that it got in its crowd."""
+    own_token_ns: int = 0
+    """When it got the last of them, 0 before the first."""
+    crowd: Crowd | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.own_tokens + (0 if self.crowd is None else self.crowd.steps)
+
+    @property
+    def last_token_ns(self) -> int:
+        """0 before the first one."""
+        return self.own_token_ns if self.crowd is None else self.crowd.last_ns
+
+    def leave_crowd(self) -> None:
+        """Its next step is its own; so it is for the others of its crowd."""
+        if self.crowd is not None:
+            self.crowd.dissolve()
 
     def events(self, row: TextRow) -> list[wire.Event]:
         """What the client gets of a row, which was noted before."""
@@ -155,6 +173,27 @@ class Choice:
         if self.request.all_finished:
             ends.append(self.request.finished(choices[0].finish_reason or reason, choices[0].stop_reason))
         return ends
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Choices that get one token each in the same steps, which are noted once for all of them."""
+
+    choices: list[Choice]
+    last_ns: int
+    """When they got the last one."""
+    steps: int = 0
+    over: bool = False
+
+    def dissolve(self) -> None:
+        """Each choice has its own notes again; idempotent."""
+        if self.over:
+            return
+        self.over = True
+        for choice in self.choices:
+            choice.own_tokens += self.steps
+            choice.own_token_ns = self.last_ns
+            choice.crowd = None
 
 
 @dataclass(slots=True)
@@ -255,6 +294,8 @@ class GatewayState:
         if request.ended:
             return
         request.ended = True
+        for choice in request.choices.values():
+            choice.leave_crowd()
         self.ended.append(request)
         self.prompt_was_read(request)
         names = self.names[request.peer]
@@ -273,12 +314,9 @@ class GatewayState:
 
     def note_tokens(self, choice: Choice, row: TextRow, now_ns: int) -> None:
         request = choice.request
-        if choice.last_token_ns == 0:
-            self.latency.first_tokens_ns.append(now_ns - request.arrival_ns)
-        else:
-            self.latency.gaps_ns.append(now_ns - choice.last_token_ns)
-        choice.last_token_ns = now_ns
-        choice.completion_tokens += len(row.tokens)
+        choice.leave_crowd()
+        self._note_time(choice, now_ns)
+        choice.own_tokens += len(row.tokens)
         if choice.index == 0:
             request.cached_tokens = row.reused_tokens
         self.tokens += len(row.tokens)
@@ -286,12 +324,37 @@ class GatewayState:
             choice.finish_reason, choice.stop_reason = row.finish_reason, row.stop_reason
             self.finished += request.all_finished
 
-    def note_token(self, choice: Choice, now_ns: int) -> None:
-        """One more, which is neither the first nor the last."""
-        self.latency.gaps_ns.append(now_ns - choice.last_token_ns)
-        choice.last_token_ns = now_ns
-        choice.completion_tokens += 1
-        self.tokens += 1
+    def _note_time(self, choice: Choice, now_ns: int) -> None:
+        if choice.own_token_ns == 0:
+            self.latency.first_tokens_ns.append(now_ns - choice.request.arrival_ns)
+        else:
+            self.latency.gaps_ns.append(now_ns - choice.own_token_ns)
+        choice.own_token_ns = now_ns
+
+    def new_crowd(self, choices: list[Choice], now_ns: int) -> Crowd:
+        """Note one token for each of these, and that they may get the next one together."""
+        crowd = Crowd(choices, now_ns)
+        for choice in choices:
+            choice.leave_crowd()
+            self._note_time(choice, now_ns)
+            choice.own_tokens += 1
+            choice.crowd = crowd
+        self.tokens += len(choices)
+        return crowd
+
+    def note_step(self, crowd: Crowd, now_ns: int) -> None:
+        """One more token for each of a crowd."""
+        self.latency.gaps_ns.extend(repeat(now_ns - crowd.last_ns, len(crowd.choices)))
+        crowd.last_ns = now_ns
+        crowd.steps += 1
+        self.tokens += len(crowd.choices)
+
+    def drop(self, choice_id: int) -> Choice | None:
+        """Nobody works on it any more."""
+        choice = self.live.pop(choice_id, None)
+        if choice is not None:
+            choice.leave_crowd()
+        return choice
 
     def next_ticket(self) -> int:
         self.last_ticket += 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from muxk.actors.messages import PolicyCompiled
+from muxk.actors.policy_messages import PolicyCompiled
 from muxk.kernel.policy import Policy, PolicyBook, PolicyText
 from muxk.policies.registry import open_installed
 

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import anyio
-from muxk.actors.messages import PolicyFileRead, PolicyFileUnreadable
 from muxk.actors.policy_files import read_policy_text
+from muxk.actors.policy_messages import PolicyFileRead, PolicyFileUnreadable
 from muxk.kernel.actor import Message
 
 STEP_MS = 50

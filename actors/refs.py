@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from muxk.actors import group_messages as g
 from muxk.actors import messages as m
+from muxk.actors import policy_messages as p
 from muxk.kernel import messages as k
 from muxk.kernel.actor import Ref
 from muxk.kernel.device import DeviceFailed, ItemDone, ItemFailed
@@ -22,10 +23,10 @@ GatewayInbox = (
     | m.RequestFailed
     | m.RequestAborted
     | m.EstimatorReady
-    | m.PolicyCompiled
-    | m.PolicyFileRead
-    | m.PolicyFileUnreadable
-    | m.ExplanationMade
+    | p.PolicyCompiled
+    | p.PolicyFileRead
+    | p.PolicyFileUnreadable
+    | p.ExplanationMade
     | m.KeepAlive
     | k.StateReported
     | k.RequestsReported

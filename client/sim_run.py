@@ -24,6 +24,7 @@ from muxk.client.closed_loop import ClosedLoop
 from muxk.client.collecting import collected_rarely
 from muxk.client.errors import ClientError
 from muxk.client.measures import Measures, Objectives, Served
+from muxk.client.sim_clients import LiveRequest, LiveRequests
 from muxk.client.spoken import SpokenAnswers
 from muxk.client.timed_policy import TimedPolicy
 from muxk.client.traffic import TrafficRequest, Workload, token_ids
@@ -38,7 +39,7 @@ from muxk.kernel.recording import Recorder
 from muxk.kernel.shadow import ShadowTally
 from muxk.kernel.supervisor import CrashReport
 from muxk.kernel.trace import Trace
-from muxk.kernel.view import RequestClass, RequestView
+from muxk.kernel.view import RequestView
 from muxk.kernel.virtual import VirtualRuntime
 
 S = 1_000_000_000
@@ -137,15 +138,6 @@ class Run:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-@dataclass(slots=True)
-class _Live:
-    request: TrafficRequest
-    prompt_tokens: int
-    chosen: RequestClass | None
-    token_ns: list[int] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
-
-
 def objectives_of(policy: Policy) -> Objectives:
     """The SLOs of a policy for a request without a class."""
     short, long = (_ttft_ns(policy, tokens) for tokens in (1000, 2000))
@@ -180,7 +172,7 @@ class _Simulator:
         self._classes = ClassMeasures(plan.opened.policy)
         self._run.classes = self._classes.by_name
         self._loop = ClosedLoop(plan.workload) if plan.turns is Turns.CLOSED else None
-        self._live: dict[str, _Live] = {}
+        self._live = LiveRequests()
         self._spoken = SpokenAnswers()
         self._sent = self._ended_count = self._output_tokens = 0
         self._start_ns = self._heard_ns = 0
@@ -300,7 +292,8 @@ class _Simulator:
         name = f"r{self._sent}"
         ids = token_ids(request.prompt, self._plan.gpu.backend.tokenizer.vocabulary_size, self._spoken)
         prompt = ids.tolist()
-        self._live[name] = _Live(request, len(prompt), self._classes.class_of(request, len(prompt)))
+        chosen = self._classes.class_of(request, len(prompt))
+        self._live.add(name, LiveRequest(request, len(prompt), chosen))
         self._run.longest_tokens = max(self._run.longest_tokens, len(prompt) + request.output_tokens)
         if len(self._live) == 1:
             self._heard_ns = self._now_ns()
@@ -311,6 +304,7 @@ class _Simulator:
             temperature=0.0,
             ignore_eos=True,
             request_class=request.request_class,
+            detokenize=False,
         )
         peer = b"client-%d" % (self._sent // PEER_REQUESTS % PEERS)
         frame = FrameReceived(peer, self._encoder.encode(submit))
@@ -320,10 +314,8 @@ class _Simulator:
     def _receive(self, frame: SendFrame) -> None:
         now_ns = self._now_ns()
         for event in self._decoder.decode(frame.payload).events:
-            if isinstance(event, wire.Tokens):
-                live = self._live[event.request_id]
-                live.said.extend(event.token_ids)
-                live.token_ns.extend([now_ns] * len(event.token_ids))
+            if isinstance(event, wire.TokenIds):
+                self._live.hear(event, now_ns)
                 self._output_tokens += len(event.token_ids)
                 self._heard_ns = now_ns
             elif isinstance(event, wire.Finished):
@@ -339,8 +331,8 @@ class _Simulator:
                 refused[event.code] = refused.get(event.code, 0) + 1
                 self._run.reason = self._run.reason or event.message
 
-    def _ended(self, name: str, error: str = "") -> _Live:
-        live = self._live.pop(name)
+    def _ended(self, name: str, error: str = "") -> LiveRequest:
+        live = self._live.take(name)
         chosen = live.chosen
         slo_ns = None if chosen is None else chosen.ttft_slo_ns
         served = Served(live.request.arrival_ns, live.prompt_tokens, live.token_ns, not error, slo_ns, error)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from muxk.actors import protocol as wire
-from muxk.actors.decode_batch import Row
+from muxk.actors.decode_rows import Row
 from muxk.kernel.devices.sim import END_TOKEN
 from muxk.kernel.jobs import PrefillJob
 from virtual_server import MS, S, VirtualServer, expected_tokens
