@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +13,10 @@ from muxk.client.options import USAGE, AsJson, Endpoint, die, readable_errors
 if TYPE_CHECKING:
     from muxk.client.client import Client, Stream
     from muxk.client.commands import Sampling
-    from muxk.client.completion import Delta, Logprob
+    from muxk.client.completion import Choice, Delta, Logprob, TopLogprob
+
+Shown = Callable[["Delta | Choice"], str]
+"""How output is printed."""
 
 
 def submit(
@@ -40,6 +43,7 @@ def submit(
     echo: options.Echo = False,
     truncate_prompt_tokens: options.Truncate = None,
     keep_special_tokens: options.KeepSpecial = False,
+    detokenize: options.Detokenize = True,
     priority: options.Priority = 0,
     deadline: options.Deadline = None,
     request_class: options.RequestClass = "",
@@ -64,7 +68,7 @@ def submit(
         if as_json:
             _finish_as_json(stream)
         else:
-            _show(stream, wait=n > 1)
+            _show(stream, _text_of if detokenize else _ids_of, wait=n > 1)
 
 
 def _finish_as_json(stream: Stream) -> None:
@@ -73,15 +77,24 @@ def _finish_as_json(stream: Stream) -> None:
     typer.echo(msgspec.json.encode(stream.result()).decode())
 
 
-def _show(stream: Stream, wait: bool) -> None:
+def _text_of(output: Delta | Choice) -> str:
+    return output.text
+
+
+def _ids_of(output: Delta | Choice) -> str:
+    """Token ids, with a space behind each."""
+    return "".join(f"{token_id} " for token_id in output.token_ids)
+
+
+def _show(stream: Stream, shown_of: Shown, wait: bool) -> None:
     """The answer as it comes, or all answers at the end; then what else there is to say."""
     if not wait:
-        _print_stream(stream)
+        _print_stream(stream, shown_of)
     result = stream.result()
     if wait:
         shown = "" if result.prompt is None else result.prompt.text
         for choice in result.choices:
-            typer.echo(f"--- choice {choice.index} ({choice.finish_reason})\n{shown}{choice.text}")
+            typer.echo(f"--- choice {choice.index} ({choice.finish_reason})\n{shown}{shown_of(choice)}")
     if result.prompt is not None:
         _print_logprobs("prompt", result.prompt.logprobs)
     for choice in result.choices:
@@ -95,30 +108,35 @@ def _print_logprobs(title: str, entries: Sequence[Logprob]) -> None:
     if entries:
         typer.echo(f"--- log-probabilities, {title}")
     for entry in entries:
-        top = "  ".join(f"{other.token!r} {other.logprob:.3f}" for other in entry.top)
-        typer.echo(f"{entry.token!r:<16} {entry.logprob:9.3f}  rank {entry.rank:<6} {top}")
+        top = "  ".join(f"{_token_of(other)} {other.logprob:.3f}" for other in entry.top)
+        typer.echo(f"{_token_of(entry):<16} {entry.logprob:9.3f}  rank {entry.rank:<6} {top}")
 
 
-def _print_stream(stream: Stream) -> None:
-    """Text as it comes, with the prompt first; Ctrl-C aborts the request and keeps what was printed."""
+def _token_of(entry: Logprob | TopLogprob) -> str:
+    """Its text, or its id where that is all there is."""
+    return repr(entry.token) if entry.bytes else str(entry.token_id)
+
+
+def _print_stream(stream: Stream, shown_of: Shown = _text_of) -> None:
+    """Output as it comes, with the prompt first; Ctrl-C aborts the request and keeps what was printed."""
     try:
-        _print_prompt(stream, next(stream, None))
+        _print_prompt(stream, next(stream, None), shown_of)
         for delta in stream:
-            typer.echo(delta.text, nl=False)
+            typer.echo(shown_of(delta), nl=False)
             sys.stdout.flush()
     except KeyboardInterrupt:
         stream.abort()
         for delta in stream:
-            typer.echo(delta.text, nl=False)
+            typer.echo(shown_of(delta), nl=False)
     typer.echo()
 
 
-def _print_prompt(stream: Stream, first: Delta | None) -> None:
+def _print_prompt(stream: Stream, first: Delta | None, shown_of: Shown) -> None:
     """The prompt, which is there once the first output is, or the end."""
     if stream.prompt is not None:
         typer.echo(stream.prompt.text, nl=False)
     if first is not None:
-        typer.echo(first.text, nl=False)
+        typer.echo(shown_of(first), nl=False)
         sys.stdout.flush()
 
 

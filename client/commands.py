@@ -36,6 +36,7 @@ class Sampling(TypedDict, total=False):
     echo: bool
     truncate_prompt_tokens: int | None
     skip_special_tokens: bool
+    detokenize: bool
     deadline: float | None
     request_class: str
 

@@ -16,7 +16,7 @@ a client should ignore unknown fields in events. Nothing is ever pickled. A clie
 and the server answers with frames that hold a list of events (everything one decode step brought for this
 client comes in one frame):
 
-    Welcome  Accepted  Prompt  Tokens  ChoiceFinished  Finished  Failed
+    Welcome  Accepted  Prompt  Tokens  TokenIds  ChoiceFinished  Finished  Failed
     DuplicateRequest  State  Explained  PolicySwapped  ShadowSet  AbortedAny  ProtocolError  Draining
 
 An exchange, as JSON for reading (`->` to the server, `<-` from it):
@@ -49,6 +49,10 @@ Rules.
   same. `Tokens.choice` says which one goes on. A request with several choices also says `ChoiceFinished` at
   the end of each; `Finished` comes once, after the last. If one choice fails, the request does. In every
   bound of the server a request counts as `n`.
+- With `detokenize` false a request gets token ids and no text. What a step brought to all such requests of a
+  client comes in one event `TokenIds`, with a token for each name (and its choice, unless all are choice 0);
+  only those that ask for log-probabilities or to see their prompt get `Tokens`, with an empty text and tokens
+  of no bytes. A `stop` string is found in text, so that both together are refused; `stop_token_ids` are not.
 - A stop token is the last of `token_ids`, and its text is not shown unless `include_stop_str_in_output`.
 - With `echo`, or `prompt_logprobs`, one event `Prompt` comes before the first `Tokens` of choice 0. With
   either, `max_tokens` may be 0: the request then ends with `length` after its prompt.
@@ -104,6 +108,7 @@ from muxk.actors.protocol import (
     State,
     Submit,
     SwapPolicy,
+    TokenIds,
     TokenLogprob,
     Tokens,
     Welcome,
@@ -139,6 +144,7 @@ __all__ = [
     "State",
     "Submit",
     "SwapPolicy",
+    "TokenIds",
     "TokenLogprob",
     "Tokens",
     "Welcome",

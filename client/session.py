@@ -63,6 +63,7 @@ class Session:
             protocol.Accepted: self._on_accepted,
             protocol.Prompt: self._on_prompt,
             protocol.Tokens: self._on_tokens,
+            protocol.TokenIds: self._on_token_ids,
             protocol.ChoiceFinished: self._on_choice_finished,
             protocol.Finished: self._on_finished,
             protocol.Failed: self._on_failed,
@@ -151,6 +152,11 @@ class Session:
         if inbox.overrun:  # its name stays taken until the server says that it ended
             inbox.fail(RequestError("slow_reader", UNREAD))
             self.overrun.append(event.request_id)
+
+    def _on_token_ids(self, event: protocol.TokenIds, now_ns: int) -> None:
+        choices = event.choices or (0,) * len(event.request_ids)
+        for name, token_id, choice in zip(event.request_ids, event.token_ids, choices, strict=False):
+            self._on_tokens(protocol.Tokens(name, "", (token_id,), choice), now_ns)
 
     def _on_choice_finished(self, event: protocol.ChoiceFinished, _now_ns: int) -> None:
         if inbox := self._inboxes.get(event.request_id):

@@ -46,6 +46,9 @@ Truncate = Annotated[
     int | None, typer.Option("--truncate-prompt-tokens", help="Keep only the last so many prompt tokens.")
 ]
 KeepSpecial = Annotated[bool, typer.Option("--keep-special-tokens", help="Show special tokens in the text.")]
+Detokenize = Annotated[
+    bool, typer.Option("--detokenize/--no-detokenize", help="Get text; without it token ids are shown.")
+]
 Priority = Annotated[int, typer.Option(help="Lower is sooner, where the policy looks at it.")]
 Deadline = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="When the first token is due, from now on.")

@@ -46,6 +46,8 @@ class Outcome:
 
     def take(self, event: wire.Tokens, now_ns: int) -> None:
         choice = event.choice
+        assert not self.terminal, "tokens after the terminal event"
+        assert choice not in self.choice_ends, "tokens after the end of their choice"
         self.choice_tokens.setdefault(choice, []).extend(event.token_ids)
         self.choice_texts[choice] = self.choice_texts.get(choice, "") + event.text
         if choice == 0:
@@ -169,13 +171,14 @@ class VirtualServer:
         now_ns = self.runtime.now_ns()
         for event in self._decoder.decode(frame.payload).events:
             self.events.append((now_ns, frame.peer.removeprefix(ADMIN_PREFIX), event))
+            if isinstance(event, wire.TokenIds):
+                for tokens in one_by_one(event):
+                    self.outcome(tokens.request_id, frame.peer).take(tokens, now_ns)
             name = getattr(event, "request_id", None)
             if name is None or isinstance(event, wire.DuplicateRequest):
                 continue
             outcome = self.outcome(name, frame.peer)
             if isinstance(event, wire.Tokens):
-                assert not outcome.terminal, "tokens after the terminal event"
-                assert event.choice not in outcome.choice_ends, "tokens after the end of their choice"
                 outcome.take(event, now_ns)
             elif isinstance(event, wire.Accepted):
                 outcome.accepted += 1
@@ -190,6 +193,13 @@ class VirtualServer:
                 outcome.choice_ends[event.choice] = event
             else:
                 outcome.terminal.append(event)
+
+
+def one_by_one(event: wire.TokenIds) -> list[wire.Tokens]:
+    """What each choice got."""
+    choices = event.choices or (0,) * len(event.request_ids)
+    columns = zip(event.request_ids, event.token_ids, choices, strict=True)
+    return [wire.Tokens(name, "", (token_id,), choice) for name, token_id, choice in columns]
 
 
 def expected_tokens(

@@ -86,12 +86,13 @@ def test_the_other_streams_of_a_lost_frame_fail_and_each_hears_one_end() -> None
     server.check_whole()
 
 
-def test_ends_are_found_in_every_frame_that_was_given_up() -> None:
+@pytest.mark.parametrize("lost", [wire.Tokens("cut", "x", (1,)), wire.TokenIds(("other", "cut"), (1, 2))])
+def test_ends_are_found_in_every_frame_that_was_given_up(lost: wire.Event) -> None:
     server = VirtualServer(calibrate=False)
     frames = [
-        wire.Frame((wire.Tokens("cut", "x", (1,)),)),
+        wire.Frame((lost,)),
         wire.Frame((wire.Failed("refused", "invalid", "n must be"),)),
-        wire.Frame((wire.Tokens("cut", "y", (2,)), wire.Finished("cut", "stop", None, 1, 2, 0))),
+        wire.Frame((wire.Finished("cut", "stop", None, 1, 2, 0),)),
     ]
     oldest, *more = map(msgspec.msgpack.encode, frames)
     server.runtime.inject(GATEWAY, PeerSlow(b"client", oldest, tuple(more)), 1 * S)

@@ -110,6 +110,7 @@ def test_every_field_reaches_the_server(endpoint: str) -> None:
         "prompt_logprobs": 1,
         "truncate_prompt_tokens": 9,
         "skip_special_tokens": False,
+        "detokenize": False,
         "deadline": 0.5,
         "request_class": "gold",
     }
@@ -231,6 +232,26 @@ def test_flags_become_fields(endpoint: str) -> None:
     assert (sent.logit_bias, sent.stop_token_ids) == ({5: -1.5, 7: 2.0}, [3])
     assert (sent.include_stop_str_in_output, sent.skip_special_tokens, sent.min_p) == (True, False, 0.1)
     assert (sent.request_class, sent.deadline) == ("gold", 0.5)
+
+
+def without_text(command: protocol.Command) -> Frames:
+    """Two tokens for each choice, a step of all choices at a time."""
+    if not isinstance(command, protocol.Submit):
+        yield from talkative(command)
+        return
+    name, choices = command.request_id, tuple(range(command.n))
+    for step in (10, 20):
+        ids = tuple(step + choice for choice in choices)
+        yield (protocol.TokenIds((name,) * command.n, ids, choices if command.n > 1 else ()),)
+    yield (finished(name, tokens=2 * command.n),)
+
+
+def test_tokens_without_text_reach_their_choices_and_are_shown_as_ids(endpoint: str) -> None:
+    with FakeGateway(endpoint, without_text) as gateway, Client(endpoint) as client:
+        choices = client.submit("x", n=3, detokenize=False).result().choices
+        assert [choice.token_ids for choice in choices] == [(10, 20), (11, 21), (12, 22)]
+        assert muxk(endpoint, "x", "--no-detokenize").stdout == "10 20 \n"
+        assert not gateway.wait_for(protocol.Submit).detokenize
 
 
 @pytest.mark.parametrize("arguments", [("x", "--logit-bias", "5:1"), ("1,two", "--token-ids")])

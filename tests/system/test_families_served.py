@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from model_driver import RandomWeights, tiny_config
 from muxk.client.client import Client
+from muxk.client.commands import Sampling
 from muxk.client.server_process import ServerProcess
 from muxk.models.config import ModelConfig
 from muxk.models.rope_scaling import Llama3Scaling
@@ -29,6 +30,7 @@ POLICIES = ("muxwise", "inflight", "chunked", "temporal", "static_split")
 BATCH = 32
 OUTPUT = 24
 TIE = 1e-4
+GREEDY: Sampling = {"max_tokens": OUTPUT, "temperature": 0.0, "ignore_eos": True}
 
 
 class Family:
@@ -69,8 +71,8 @@ def test_a_batch_of_32_says_what_transformers_says(family: tuple[Family, Client]
     client.swap(policy, {"budget": "16"} if policy == "chunked" else None)
     prompts = served.prompts(policy)
     streams = [
-        client.submit(token_ids=prompt, max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
-        for prompt in prompts
+        client.submit(token_ids=prompt, **GREEDY, detokenize=place % 2 == 0)
+        for place, prompt in enumerate(prompts)
     ]
     for prompt, stream in zip(prompts, streams, strict=True):
         served.check(policy, prompt, list(stream.result(timeout_s=60).token_ids))
@@ -82,8 +84,8 @@ def test_evicted_requests_prefix_hits_and_swaps_in_mid_stream_change_nothing(
     served, client = family
     prompts = served.prompts("swaps") + served.prompts("muxwise")[:8]
     streams = [
-        client.submit(token_ids=prompt, max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
-        for prompt in prompts
+        client.submit(token_ids=prompt, **GREEDY, detokenize=place % 2 == 0)
+        for place, prompt in enumerate(prompts)
     ]
     for policy in POLICIES * 2:
         next(streams[0], None)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 from muxk.client.client import Client
+from muxk.client.commands import Sampling
 from muxk.client.errors import RequestError
 from muxk.client.server_process import ServerProcess
 
@@ -65,6 +66,21 @@ def test_a_client_killed_in_mid_stream_gives_its_pages_back(endpoint: str) -> No
         assert time.monotonic() - killed < 1.0
         assert len(neighbour.result(timeout_s=20).token_ids) == 100
         until(lambda: pages_used(observer) == 0)
+
+
+def test_without_text_the_ids_are_those_of_the_text(endpoint: str) -> None:
+    with Client(endpoint) as client:
+        fields: Sampling = {"max_tokens": 60, "temperature": 1.0, "seed": 3, "n": 2}
+        streams = [client.submit("Once upon", **fields, detokenize=place == 0) for place in range(3)]
+        told, *bare = [stream.result(timeout_s=20) for stream in streams]
+        for result in bare:
+            assert [choice.token_ids for choice in result.choices] == [
+                choice.token_ids for choice in told.choices
+            ]
+            assert result.completion_tokens == told.completion_tokens
+            assert (told.text != "", result.text) == (True, "")
+        with pytest.raises(RequestError, match="give stop_token_ids in place of stop"):
+            client.submit("Once upon", stop="x", detokenize=False).result(timeout_s=20)
 
 
 def test_garbage_on_the_socket_disturbs_nobody(endpoint: str) -> None:
