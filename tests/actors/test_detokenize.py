@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from cluster import cluster_server, gpu_tokens, prompt_of
 from muxk.actors import protocol as wire
+from muxk.actors.messages import IdsEmitted
 from muxk.kernel.actor import Ref
 from muxk.kernel.messages import PrefillDone
+from muxk.kernel.work import int32_bytes
 from virtual_server import MS, S, VirtualServer, expected_tokens
 
 PROMPT = [65 + index for index in range(20)]
@@ -160,3 +162,32 @@ def test_log_probabilities_and_prompts_come_as_ids_too(asks: dict[str, Any]) -> 
         assert (ids.prompt.text, ids.prompt.token_ids) == ("", text.prompt.token_ids)
     assert (ids.prompt is None) == (text.prompt is None)
     server.check_whole()
+
+
+@pytest.mark.parametrize("detokenize", [False, True])
+def test_every_row_of_a_large_batch_has_its_own_pages(detokenize: bool) -> None:
+    server = VirtualServer(calibrate=False)
+    for index in range(30):
+        asked = {"prompt_token_ids": [65 + index] * 10, **GREEDY, "max_tokens": 50 + index}
+        server.submit(1 * S, f"r{index}", **asked, detokenize=detokenize)
+    server.run_until(6 * S)
+    for index in range(30):
+        assert server.outcome(f"r{index}").tokens == expected_tokens([65 + index] * 10, 50 + index)
+    server.check_whole()
+
+
+def test_a_step_that_is_on_its_way_when_a_client_aborts_tells_it_nothing() -> None:
+    server = VirtualServer(calibrate=False)
+    for name in ("aborted", "other"):
+        server.submit(1 * S, name, prompt_token_ids=PROMPT, **GREEDY, detokenize=False)
+    server.run_until(1 * S + 100 * MS)
+    heard = {name: len(server.outcome(name).tokens) for name in ("aborted", "other")}
+    server.abort(1 * S + 100 * MS, "aborted")
+    requests = tuple(server.runtime.actor("gateway").state.live)  # type: ignore[attr-defined]
+    step = IdsEmitted((), requests, int32_bytes([70, 71]))
+    server.runtime.inject(Ref("gateway"), step, 1 * S + 100 * MS)
+    server.run_until(1 * S + 100 * MS)
+    assert len(server.outcome("aborted").tokens) == heard["aborted"] > 3
+    assert server.outcome("other").tokens[heard["other"] :] == [71]
+    [end] = server.outcome("aborted").terminal
+    assert end.completion_tokens == heard["aborted"]

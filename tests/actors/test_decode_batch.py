@@ -1,0 +1,63 @@
+"""Rows of the running batch: who takes the next step, and who needs a page."""
+
+from __future__ import annotations
+
+from muxk.actors.decode_batch import DecodeBatch
+from muxk.actors.decode_rows import Ending, Row
+from muxk.actors.messages import Request, ReservedRequest, SamplingParams
+from muxk.kernel.view import RequestClass
+from muxk.kernel.work import PAGE_SIZE, int32_bytes
+
+PROMPT = 20
+CLASS = RequestClass("default", rank=0, tbt_slo_ns=10**8, ttft_slo_ns=10**9)
+
+
+def joined(batch: DecodeBatch, request_id: int, max_tokens: int = 100, pages: int = 2) -> Row:
+    params = SamplingParams(max_tokens, 0.0, 1.0, 0, 0, 0, (), True)
+    prompt = int32_bytes(list(range(PROMPT)))
+    request = Request(request_id, 0, 0, prompt, b"", params, 0, 0, in_class=CLASS, as_ids=True)
+    return batch.add(ReservedRequest(request, tuple(range(1, pages + 1)), 0), 7, frozenset())
+
+
+def step(batch: DecodeBatch, number: int, tokens: list[int]) -> list[int]:
+    submitted = batch.submit(batch.ready(), number, 1, None)
+    batch.launched(submitted.rows)
+    return batch.advance(submitted.rows, int32_bytes(tokens))
+
+
+def test_tokens_of_many_steps_are_each_rows_own_whenever_somebody_looks() -> None:
+    batch = DecodeBatch()
+    rows = [joined(batch, request_id) for request_id in (1, 2, 3)]
+    for number in range(6):
+        assert step(batch, number, [100 + number, 200 + number, 300 + number]) == []
+    assert [row.count for row in rows] == [7, 7, 7]
+    assert [row.ahead for row in rows] == [0, 0, 0]
+    assert rows[1].generated == [7, *range(200, 206)]
+    assert step(batch, 6, [1, 2, 3]) == []
+    assert step(batch, 7, [4, 5, 6]) == []
+    assert rows[2].generated == [7, *range(300, 306), 3, 6]
+
+
+def test_the_last_token_of_any_row_is_told_apart() -> None:
+    batch = DecodeBatch()
+    joined(batch, 1, max_tokens=9)
+    joined(batch, 2, max_tokens=5)
+    others = [step(batch, number, [number, number]) for number in range(4)]
+    assert others == [[], [], [], [1]]
+
+
+def test_a_page_that_comes_after_the_end_of_its_row_brings_it_no_step() -> None:
+    batch = DecodeBatch()
+    row = joined(batch, 1)
+    joined(batch, 2)
+    for number in range(2 * PAGE_SIZE - PROMPT):
+        step(batch, number, [5, 5])
+    assert batch.ready() == []
+    assert [wanting.request_id for wanting in batch.take_wanting()] == [1, 2]
+    assert batch.take_wanting() == []
+    batch.end(row, Ending(keep=False, recompute=False))
+    batch.add_page(row, 9)
+    batch.deny_page(batch.rows[2])
+    assert batch.ready() == []
+    assert [wanting.request_id for wanting in batch.take_wanting()] == [2]
+    assert batch.ending_rows() == [row]
