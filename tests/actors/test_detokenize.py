@@ -167,12 +167,13 @@ def test_log_probabilities_and_prompts_come_as_ids_too(asks: dict[str, Any]) -> 
 @pytest.mark.parametrize("detokenize", [False, True])
 def test_every_row_of_a_large_batch_has_its_own_pages(detokenize: bool) -> None:
     server = VirtualServer(calibrate=False)
-    for index in range(30):
-        asked = {"prompt_token_ids": [65 + index] * 10, **GREEDY, "max_tokens": 50 + index}
+    prompts = [[65 + index] * (10 + 5 * index) for index in range(30)]
+    for index, prompt in enumerate(prompts):
+        asked = {"prompt_token_ids": prompt, **GREEDY, "max_tokens": 50 + index}
         server.submit(1 * S, f"r{index}", **asked, detokenize=detokenize)
     server.run_until(6 * S)
-    for index in range(30):
-        assert server.outcome(f"r{index}").tokens == expected_tokens([65 + index] * 10, 50 + index)
+    for index, prompt in enumerate(prompts):
+        assert server.outcome(f"r{index}").tokens == expected_tokens(prompt, 50 + index)
     server.check_whole()
 
 
