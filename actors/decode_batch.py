@@ -125,6 +125,7 @@ class DecodeBatch:
             request_id=request.request_id,
             prompt_tokens=request.prompt_tokens,
             max_tokens=params.max_tokens,
+            last=request.prompt_tokens + params.max_tokens - 1,
             said=[*int32_values(request.generated), first_token],
             next=request.prompt_tokens + request.generated_tokens,
             pages=len(reserved.pages),
@@ -197,7 +198,8 @@ class DecodeBatch:
         self._moved = True
 
     def add_page(self, row: Row, page: int) -> None:
-        self._widen(row.pages + 1)
+        if row.pages == self._table.shape[1]:
+            self._widen(row.pages + 1)
         self._table[row.slot, row.pages] = page
         row.pages += 1
         row.look_ahead()

@@ -25,6 +25,8 @@ class Row:
     prompt_tokens: int
     max_tokens: int
     """Of its request, as the two before."""
+    last: int
+    """The position of its last token, which no step writes."""
     said: list[int]
     """`generated`, but for what a stretch keeps for it."""
     next: int
@@ -78,11 +80,6 @@ class Row:
         return self.ending is None and self.next < self.last
 
     @property
-    def last(self) -> int:
-        """The position of its last token, which no step writes."""
-        return self.prompt_tokens + self.max_tokens - 1
-
-    @property
     def slots_left(self) -> int:
         """Tokens that fit its pages behind those of steps on a lane."""
         return self.pages * PAGE_SIZE - self.next
@@ -97,9 +94,11 @@ class Row:
         """To where its pages and its request let it go: when it joins, and when a page came or was denied."""
         if self.ending is not None:
             return
-        slots, last = self.pages * PAGE_SIZE, self.last
-        self.reach = min(slots, last)
-        self.grow_from = slots - GROW_AHEAD_TOKENS + 1 if slots < last else NEVER
+        slots = self.pages * PAGE_SIZE
+        if slots < self.last:
+            self.reach, self.grow_from = slots, slots - GROW_AHEAD_TOKENS + 1
+        else:
+            self.reach, self.grow_from = self.last, NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,12 @@ class _Part:
     def tokens(self, column: Sequence[int]) -> Sequence[int]:
         return column if len(self.places) == len(column) else [column[place] for place in self.places]
 
+    def event(self, column: Sequence[int]) -> wire.TokenIds:
+        """What the peer gets of a step in which there is nothing else for it."""
+        return wire.TokenIds(
+            self.names, tuple(self.tokens(column)), self.choices if any(self.choices) else ()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Column:
@@ -99,11 +105,15 @@ class GatewayOutput:
                 self._take_row(choice, row, now_ns, told.setdefault(choice.request.peer, _Told()))
             if row.finish_reason is not None:
                 self._owner.forget(row.request_id)
-        if message.requests:
-            column = int32_values(message.tokens)
-            for part in self._parts(message.requests, now_ns):
-                of_peer = told.setdefault(part.peer, _Told())
-                of_peer.add(part.names, part.tokens(column), part.choices)
+        parts = self._parts(message.requests, now_ns) if message.requests else ()
+        column = int32_values(message.tokens)
+        if not told:  # as in most steps
+            for part in parts:
+                self._owner.tell(part.peer, part.event(column))
+            return
+        for part in parts:
+            of_peer = told.setdefault(part.peer, _Told())
+            of_peer.add(part.names, part.tokens(column), part.choices)
         for peer, of_peer in told.items():
             self._owner.tell(peer, *of_peer.frame())
 
