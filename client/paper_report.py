@@ -27,7 +27,7 @@ stable, searched to {tolerance:.0%} with each of the seeds {seeds}. A seed fixes
 their arrivals and the noise of the GPUs for both systems, so a ratio is the mean of the seeds' ratios, with
 its 95 % interval (Student's t). What a seed carries depends more on its requests than on the system. Chunked
 prefill has the token budget that the paper prints, {printed} for 70B, and the best of a sweep, below, for 8B,
-where it prints none (the best for 70B is put to the test at the end); MuxWise has the better of two bounds
+where it prints none (512 for 70B is put to the test at the end); MuxWise has the better of two bounds
 on what short prompts share a batch. Layouts are the paper's: MuxWise and chunked prefill on all GPUs with
 tensor parallelism, LoongServe as SP2xTP4 (70B) and SP4xTP2 (8B), static disaggregation as TP4 + TP4.
 OpenThoughts, with answers of 8,000 tokens, was searched to {rough:.0%} and with one seed only.

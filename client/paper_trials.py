@@ -92,7 +92,7 @@ class Bench:
 def trials(bench: Bench) -> Iterator[Trial]:
     """All of them."""
     small = "chunked prefill with the budget of 256 tokens that the paper prints for 70B"
-    large = "chunked prefill with the budget of 512 tokens that is best on the modelled GPUs"
+    large = "chunked prefill of 70B with a budget of 512 tokens"
     for name, setting, budget, start, other in (
         (small, SHAREGPT_8B, BUDGET_70B, 24.0, 19.0),
         (small, AGENT_8B, BUDGET_70B, 9.0, 4.0),
