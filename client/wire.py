@@ -7,6 +7,7 @@ is followed by reading until the socket is empty.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import zmq
@@ -22,6 +23,10 @@ SEND_BOUND = 4096
 
 RECEIVE_BOUND = 4096
 """Frames that wait while the event loop is blocked; beyond them the server holds back, then gives up."""
+
+NEVER_AGAIN_MS = 24 * 3600 * 1000
+"""Until ZeroMQ would connect again; `Wire` disconnects before. 'Do not reconnect' (-1) would be wrong: with it
+the end of the connection throws away what the server sent before and nobody read yet."""
 
 LINGER_MS = 200
 """How long closing may take to get the last command out."""
@@ -40,6 +45,7 @@ class Wire:
 
         Raises zmq.ZMQError when the endpoint makes no sense.
         """
+        self._endpoint = endpoint
         self._receive = receive
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -59,7 +65,7 @@ class Wire:
         self.lost = False
 
     def _configure(self) -> None:
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # requests do not survive, so neither does the wire
+        self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_AGAIN_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         self._socket.setsockopt(zmq.SNDHWM, SEND_BOUND)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_BOUND)
@@ -103,7 +109,13 @@ class Wire:
                 self.set_up = True
             else:
                 self.drain()
-                self.lost = True
+                self._lose()
+
+    def _lose(self) -> None:
+        """Requests do not survive the connection, so neither does the wire."""
+        self.lost = True
+        with suppress(zmq.ZMQError):  # ZeroMQ may have given the connection up by itself
+            self._socket.disconnect(self._endpoint)
 
     async def readable(self) -> None:
         """Until frames may have come."""

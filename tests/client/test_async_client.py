@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
+import zmq
 from fake_gateway import FakeGateway, finished, patient
 from muxk.client import AsyncClient, RequestError, protocol
+from muxk.client.wire import Wire
 
 STREAMS = 200
 
@@ -64,3 +66,31 @@ def test_a_client_that_is_not_open_says_so(endpoint: str) -> None:
 
     with FakeGateway(endpoint, patient):
         anyio.run(main)
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_client_that_was_busy_when_its_server_ended_reads_all_that_was_sent(
+    transport: str, endpoint: str
+) -> None:
+    read: list[bytes] = []
+    sent = [b"%d" % number for number in range(100)]
+
+    async def until_lost(wire: Wire) -> None:
+        with anyio.fail_after(10):
+            wire.watch()
+            while not wire.lost:
+                await wire.changed()
+                wire.watch()
+
+    with zmq.Context() as context:
+        server = context.socket(zmq.ROUTER)
+        server.bind(endpoint if transport == "ipc" else "tcp://127.0.0.1:*")
+        wire = Wire(server.get_string(zmq.LAST_ENDPOINT).rstrip("\0"), read.append)
+        wire.try_send(b"hello")
+        peer, _ = server.recv_multipart()
+        for payload in sent:
+            server.send_multipart((peer, payload))
+        server.close(linger=10_000)
+    anyio.run(until_lost, wire)
+    wire.close()
+    assert read == sent
