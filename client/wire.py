@@ -25,8 +25,8 @@ RECEIVE_BOUND = 4096
 """Frames that wait while the event loop is blocked; beyond them the server holds back, then gives up."""
 
 NEVER_AGAIN_MS = 24 * 3600 * 1000
-"""Until ZeroMQ would connect again; `Wire` disconnects before. 'Do not reconnect' (-1) would be wrong: with it
-the end of the connection throws away what the server sent before and nobody read yet."""
+"""Until ZeroMQ would connect again; `Wire` disconnects before. With -1, 'do not reconnect', the end of the
+connection throws away what the server sent before and nobody read yet."""
 
 LINGER_MS = 200
 """How long closing may take to get the last command out."""
