@@ -184,9 +184,9 @@ def test_the_other_policies_say_the_same(policy: str, client: Client, reference:
 
 
 def test_recomputed_requests_say_the_same(reference: Reference) -> None:
-    # Six requests that grow to 80 to 113 tokens each, and pages for about 400 in all.
+    # Requests that grow to 5 to 8 pages each, in a pool of 9: two can begin together, and no two can end so.
     prompts = reference.prompts[9:15]
-    with serving("muxwise", kv_tokens=400) as client:
+    with serving("muxwise", kv_tokens=144) as client:
         outputs = outputs_of(submit_all(client, prompts, output=48))
         state = client.state()
     reference.check("recomputed", prompts, outputs, length=48)
