@@ -33,8 +33,7 @@ class _Told:
         """A choice's tokens come before its end."""
         if not self.names:
             return self.events
-        choices = self.choices if any(self.choices) else ()
-        return [wire.TokenIds(self.names, self.tokens, choices), *self.events]
+        return [_token_ids(self.names, self.tokens, self.choices), *self.events]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,7 @@ class _Part:
 
     def event(self, column: Sequence[int]) -> wire.TokenIds:
         """What the peer gets of a step in which there is nothing else for it."""
-        return wire.TokenIds(
-            self.names, tuple(self.tokens(column)), self.choices if any(self.choices) else ()
-        )
+        return _token_ids(self.names, tuple(self.tokens(column)), self.choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +141,11 @@ class GatewayOutput:
         crowd = self._state.new_crowd([choice for _, choice in found], now_ns)
         self._column = _Column(requests, crowd, _by_peer(found))
         return self._column.parts
+
+
+def _token_ids(names: tuple[str, ...], tokens: tuple[int, ...], choices: tuple[int, ...]) -> wire.TokenIds:
+    """Choices are said only where there are others than the first."""
+    return wire.TokenIds(names, tokens, choices if any(choices) else ())
 
 
 def _by_peer(found: list[tuple[int, Choice]]) -> tuple[_Part, ...]:

@@ -92,8 +92,8 @@ SHAREGPT_70B = Setting(
 LOOGLE_70B = Setting(
     *(LLAMA_70B, "loogle", 100.0), requests=120, start=0.5, near=0.08838834764831845, printed=BUDGET_70B
 )
-# 8,000 tokens a request, seven minutes in service each, and room for 265 of them on eight cards: with few
-# requests a run ends before the KV pool is full, whatever the rate. So requests come for two hours, about.
+# 8,000 tokens a request, eight minutes in service each, and a pool of 1.56 million tokens on eight cards:
+# with few requests a run ends before it is full, whatever the rate. So requests come for two hours, about.
 THOUGHTS_70B = Setting(
     *(LLAMA_70B, "openthoughts", 100.0),
     requests=1200,
