@@ -24,6 +24,7 @@ from muxk.actors.decode_steps import Steps
 from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
 from muxk.actors.messages import (
     AbortRequest,
+    EarlierIds,
     EmittedRow,
     GrowPages,
     JoinDecode,
@@ -46,8 +47,10 @@ from muxk.kernel.messages import (
     ReportRequests,
     ReportState,
     RequestsReported,
+    RowsChanged,
     StateReported,
     StepLaunched,
+    StepsRan,
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
@@ -67,6 +70,8 @@ class DecodeActorState:
     a request that was evicted and is back."""
     early: JoinDecode | None = None
     """With a step that ended after one whose end has not arrived."""
+    granted: int = 0
+    """`SubmitDecode.more` of the newest step, as far as it holds."""
     steps: int = 0
     tokens: int = 0
     recomputes: int = 0
@@ -98,6 +103,7 @@ class Decode(Actor):
         self._settle()
 
     def _add_rows(self, message: JoinDecode) -> list[EmittedRow]:
+        self._rows_changed()
         logprobs = by_row(message.logprobs)
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
@@ -124,6 +130,7 @@ class Decode(Actor):
 
     def on_move_decode(self, message: MoveDecode) -> None:
         """What is held of them goes first: the other group does not wait for a step of this one."""
+        self._rows_changed()
         leaving = [row for row in self.state.batch.rows.values() if row.ending is None]
         for row in leaving:
             self._leave_for(row, message.to)
@@ -132,6 +139,7 @@ class Decode(Actor):
 
     def on_resume_decode(self, message: ResumeDecode) -> None:
         """A row that decoded elsewhere; its client has all its tokens."""
+        self._rows_changed()
         self.state.batch.add(self._in_its_class(message.reserved), message.token, self._end_ids)
         self._submit()  # unasked, a newer version of the step that waits, or ignored if it runs already
         self._settle()
@@ -173,7 +181,9 @@ class Decode(Actor):
         self._settle()
 
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
+        earlier = None if message.before is None else self._take_earlier(message.before)
         emitted = self._take_step(message)
+        emitted.earlier = earlier
         # The next step first: what follows runs while it does.
         self._go_on(emitted)
         self._emit(emitted)
@@ -185,10 +195,18 @@ class Decode(Actor):
         if early is not None:
             self.on_join_decode(early)
 
+    def _take_earlier(self, ran: StepsRan) -> EarlierIds:
+        """Steps that ended before, which had nothing but a token for each row."""
+        rows = self.state.flow.ran(ran.on_lane)
+        self.state.batch.ran(rows, ran.tokens)
+        self.state.tokens += len(rows) * len(ran.tokens)
+        self.state.steps += len(ran.tokens)
+        return EarlierIds(ran.on_lane[0].requests, ran.tokens, ran.known_ns)
+
     def _take_step(self, message: DecodeStepDone) -> Emitted:
         """Advance the rows of a step that ended."""
         batch = self.state.batch
-        work, rows = self.state.flow.end(message.step_id, message.version, batch)
+        work, rows, _ = self.state.flow.end(message.step_id, message.version, batch)
         logprobs = by_row(message.logprobs)
         emitted = Emitted(self._held(message.step_id), advanced=True)
         others = batch.advance(rows, message.tokens)
@@ -272,11 +290,22 @@ class Decode(Actor):
 
     def _submit(self) -> bool:
         """Submit the next step, or a newer version of the one that waits; False when no row can take it."""
-        work = self.state.flow.submit(self.state.batch)
-        if work is None:
+        submitted = self.state.flow.submit(self.state.batch)
+        if submitted is None:
             return False
-        self.send(self._refs.arbiter, SubmitDecode(work, self.state.batch.tbt_slo_ns))
+        # Who waits for the end of a step has something to say after it.
+        self.state.granted = 0 if self.state.held else submitted.more
+        self.send(
+            self._refs.arbiter,
+            SubmitDecode(submitted.work, self.state.batch.tbt_slo_ns, self.state.granted),
+        )
         return True
+
+    def _rows_changed(self) -> None:
+        """Steps that may follow unasked would have other rows, or another SLO."""
+        if self.state.granted:
+            self.state.granted = 0
+            self.send(self._refs.arbiter, RowsChanged())
 
     def _settle(self) -> None:
         """Let go of ended rows, ask for pages, and make room when there are none."""
@@ -332,6 +361,7 @@ class Decode(Actor):
         rows = list(batch.rows.values())
         if batch.endings or not rows:
             return
+        self._rows_changed()
         answer = self.state.decider.victim([view_of(row) for row in rows], self.now_ns())
         batch.end(rows[answer.index], Ending(keep=True, recompute=True, rule=answer.rule))
         self.state.recomputes += 1
@@ -349,6 +379,7 @@ class Decode(Actor):
             self.state.late_events += 1
             return
         keep = self.state.decider.retain(view_of(row)).keep
+        self._rows_changed()
         self.state.batch.end(row, Ending(keep=keep, recompute=False))
         self._settle()
 
@@ -358,6 +389,7 @@ class Decode(Actor):
             self._pass_on(message)
             return
         self.send(self._refs.gateway, RequestAborted(message.request_id))
+        self._rows_changed()
         self.state.batch.end(row, Ending(keep=False, recompute=False))
         self._settle()
 
@@ -374,6 +406,7 @@ class Decode(Actor):
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
         """Rows get the classes of the new policy; a step that waits tells the arbiter of their SLO."""
+        self._rows_changed()
         decider = self.state.decider
         decider.use(message.sha)
         self.state.batch.put_into_classes(lambda request: classified(request, decider))

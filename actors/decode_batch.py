@@ -39,6 +39,8 @@ class Submitted(NamedTuple):
 
     work: DecodeWork
     rows: list[Row]
+    more: int = 0
+    """Steps of the same rows that can follow without a look at them: none ends, none needs a page."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class _Taken:
     sampling: SamplingColumns
     """Without what depends on the tokens so far."""
     has_extras: bool
+    plain: bool
+    """No token ends a row before it has all of them, and of each there is nothing to say but its id."""
     table: bytes = b""
     """int32[rows, width]; empty once a page was added."""
     width: int = 0
@@ -159,6 +163,14 @@ class DecodeBatch:
             row.next += 1
         self._moved = True
 
+    def ran(self, rows: list[Row], columns: tuple[bytes, ...]) -> None:
+        """These steps ended, and as many were launched, of rows that had nothing to add to them."""
+        for row in rows:
+            row.next += len(columns)
+        for column in columns:
+            others = self.advance(rows, column)
+            assert not others, "a row ended in a step of which nobody was told"
+
     def advance(self, rows: list[Row], column: bytes) -> list[int]:
         """Take the tokens of a step, int32, but for rows that are ending.
 
@@ -246,7 +258,18 @@ class DecodeBatch:
             carried_rows=carried,
             carried_from=sources,
         )
-        return Submitted(work, taken.rows)
+        return Submitted(work, taken.rows, self._more(taken, positions))
+
+    def _more(self, taken: _Taken, positions: list[int]) -> int:
+        """Not looked for in large batches, where one row or another needs a page at each step."""
+        rows = taken.rows
+        if len(rows) > FEW_ROWS or not taken.plain or self.endings or len(rows) < len(self.rows):
+            return 0
+        left = taken.width * PAGE_SIZE - 1 - max(positions)
+        for row in rows:
+            # A step is launched with the row's position below `reach`, and leaves it below `grow_from`.
+            left = min(left, row.reach - 1 - row.next, row.grow_from - 2 - row.next)
+        return max(0, left)
 
     def _newest(self, taken: _Taken) -> bytes:
         """int32: the last token of each row that the host knows."""
@@ -266,6 +289,7 @@ class DecodeBatch:
             int32_bytes(range(len(rows))),
             _plain_sampling(self._columns[slots]),
             any(row.extras is not None for row in rows),
+            all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:

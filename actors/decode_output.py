@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muxk.actors.messages import EmittedRow, IdsEmitted, TokensEmitted
+from muxk.actors.messages import EarlierIds, EmittedRow, IdsEmitted, TokensEmitted
 from muxk.kernel.work import RowLogprobs
 
 
@@ -19,6 +19,8 @@ class Emitted:
     """int32[requests]."""
     advanced: bool = False
     """A step ended."""
+    earlier: EarlierIds | None = None
+    """What comes before all of this."""
 
     @property
     def ends_some(self) -> bool:
@@ -42,7 +44,9 @@ class Emitted:
     def for_gateway(self) -> IdsEmitted | None:
         """Of requests that want none."""
         rows = tuple([row for row in self.rows if row.as_ids])
-        return IdsEmitted(rows, self.requests, self.tokens) if rows or self.requests else None
+        if not rows and not self.requests and self.earlier is None:
+            return None
+        return IdsEmitted(rows, self.requests, self.tokens, self.earlier)
 
 
 def by_row(reported: tuple[RowLogprobs, ...]) -> dict[int, tuple[RowLogprobs, ...]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muxk.actors.decode_batch import DecodeBatch, Submitted
+from muxk.actors.decode_rows import Row
 from muxk.kernel.work import DecodeWork
 
 
@@ -50,7 +52,7 @@ class Steps:
             return self.on_lanes[-1]
         return next(iter(self.outstanding)) if decode_running and self.outstanding else None
 
-    def submit(self, batch: DecodeBatch) -> DecodeWork | None:
+    def submit(self, batch: DecodeBatch) -> Submitted | None:
         """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
         step = self.outstanding.get(self.newest)
         if step is None or step.launched is not None:
@@ -65,7 +67,18 @@ class Steps:
             step = self.outstanding[self.newest] = Step()
         version = len(step.versions) + 1
         submitted = step.versions[version] = batch.submit(rows, self.newest, version, self._on_lane())
-        return submitted.work
+        return submitted
+
+    def ran(self, on_lane: Sequence[DecodeWork]) -> list[Row]:
+        """Steps that were launched unasked took the place of those that were; their rows."""
+        [launched] = self.outstanding[self.newest].versions.values()
+        rows = launched.rows
+        self.outstanding = {
+            work.step_id: Step({work.version: Submitted(work, rows)}, work.version) for work in on_lane
+        }
+        self.on_lanes = list(self.outstanding)
+        self.newest = self.on_lanes[-1]
+        return rows
 
     def versions_with(self, request_id: int) -> int:
         """Versions of steps with this row that may still run."""

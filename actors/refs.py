@@ -112,6 +112,7 @@ ArbiterInbox = (
     | k.BatchClassified
     | k.CancelPrefill
     | k.SubmitDecode
+    | k.RowsChanged
     | k.DecodeIdle
     | ItemDone
     | ItemFailed

@@ -315,7 +315,7 @@ class _Simulator:
         now_ns = self._now_ns()
         for event in self._decoder.decode(frame.payload).events:
             if isinstance(event, wire.TokenIds):
-                self._live.hear(event, now_ns)
+                self._live.hear(event, now_ns if event.at_ns is None else event.at_ns - self._start_ns)
                 self._output_tokens += len(event.token_ids)
                 self._heard_ns = now_ns
             elif isinstance(event, wire.Finished):

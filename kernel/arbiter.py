@@ -18,7 +18,15 @@ from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_report import ArbiterReport, described
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
-from muxk.kernel.device import Device, DeviceFailed, DeviceLost, ElasticDevice, ItemDone, ItemFailed
+from muxk.kernel.device import (
+    Device,
+    DeviceFailed,
+    DeviceLost,
+    ElasticDevice,
+    ForeseeingDevice,
+    ItemDone,
+    ItemFailed,
+)
 from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.idle import IdleReport
 from muxk.kernel.idle_causes import explain_idle
@@ -48,12 +56,14 @@ from muxk.kernel.messages import (
     ReportState,
     RequestsReported,
     ResizeGroup,
+    RowsChanged,
     RunProbe,
     StateReported,
     SubmitDecode,
     SubmitPrefill,
 )
 from muxk.kernel.policy import PolicyBook
+from muxk.kernel.steady import SteadyDecode
 from muxk.kernel.view import PrefillView
 from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, excuse, stuck_reason
 from muxk.kernel.work import DecodeWork, Phase, ProbeWork, StepOutput
@@ -75,6 +85,7 @@ class Arbiter(Actor):
         | BatchClassified
         | CancelPrefill
         | SubmitDecode
+        | RowsChanged
         | DecodeIdle
         | ItemDone
         | ItemFailed
@@ -95,17 +106,21 @@ class Arbiter(Actor):
         first_item: int = 1,
         watchdog: Watchdog = DEFAULT_WATCHDOG,
         elastic: ElasticDevice | None = None,
+        foreseeing: ForeseeingDevice | None = None,
     ) -> None:
         """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one.
 
-        `elastic` is the device again, where placement may give it others to work with.
+        `elastic` is the device again, where placement may give it others to work with; so is `foreseeing`,
+        where it knows its completions at their launch.
         """
         self._elastic = elastic
+        self._foreseeing = foreseeing
         self._device = device
         self._refs = refs
         self._watchdog = watchdog
         self._lanes = LaneTable(device, first_item)
         self._splits = SplitLedger(device)
+        self._steady: SteadyDecode | None = None
         self.state = ArbiterState(decider=Decider(book, policy_sha, "arbiter", self.now_ns))
 
     def started(self) -> None:
@@ -114,6 +129,8 @@ class Arbiter(Actor):
         self._dispatcher = Dispatcher(
             self._device, self.state, self._lanes, self._splits, self._refs, self.context
         )
+        if self._foreseeing is not None:
+            self._steady = SteadyDecode(self._foreseeing, self.state, self._lanes, self._splits)
 
     # --- facts that change the view ---
 
@@ -198,7 +215,11 @@ class Arbiter(Actor):
         decode.rows = message.work.rows
         decode.context_tokens = message.work.context_tokens
         decode.tbt_slo_ns = message.tbt_slo_ns
+        decode.more = message.more
         self._turn()
+
+    def on_rows_changed(self, message: RowsChanged) -> None:
+        self.state.decode.more = 0
 
     def on_decode_idle(self, message: DecodeIdle) -> None:
         decode = self.state.decode
@@ -211,7 +232,8 @@ class Arbiter(Actor):
     # --- completions from the device ---
 
     def on_item_done(self, message: ItemDone) -> None:
-        self._take_completion(message)
+        if self._steady is None or not self._steady.run(message, self.now_ns()):
+            self._take_completion(message)
 
     def on_item_failed(self, message: ItemFailed) -> None:
         self._take_completion(message)
@@ -339,7 +361,8 @@ class Arbiter(Actor):
     def _step_done(self, work: DecodeWork, output: StepOutput, ended_ns: int) -> DecodeStepDone:
         self.state.counts["decode steps"] += 1
         self._expect_decode()
-        return DecodeStepDone(work.step_id, work.version, output.tokens, ended_ns, output.logprobs)
+        before, self.state.decode.ran = self.state.decode.ran, None
+        return DecodeStepDone(work.step_id, work.version, output.tokens, ended_ns, output.logprobs, before)
 
     def _expect_decode(self) -> None:
         """The oldest step ended; the executor answers with the next one unless it was submitted already."""

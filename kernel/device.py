@@ -74,6 +74,9 @@ class DevicePort(Protocol):
     def cancel(self, timer: Timer) -> None:
         """Take back what `post_after` would deliver; ignored when it was delivered. Same thread as there."""
 
+    def quiet_until_ns(self, beside: Timer) -> int:
+        """Before this nothing happens but what a timer brings; now where nobody knows. Same thread."""
+
 
 class Device(Protocol):
     """One device with its units, KV pool and model."""
@@ -140,6 +143,28 @@ class ElasticDevice(Device, Protocol):
 
     def resize(self, width: int) -> None:
         """From the next launch on; at least 1."""
+
+
+class ForeseeingDevice(Device, Protocol):
+    """One in virtual time, which knows at its launch when an item will end, if nothing is launched beside it.
+
+    Times are those of the runtime, and may be ahead of it while nothing else can happen.
+    """
+
+    def quiet_until_ns(self, item_id: int) -> int:
+        """Before this nothing happens but the completion of an item in flight."""
+
+    def foresee(self, item_id: int) -> tuple[int, ItemDone]:
+        """When the completion of an item in flight will be known, and the completion."""
+
+    def launch_ahead(self, lane: Lane, item: Item, at_ns: int) -> None:
+        """`launch` of a decode step at a time to come, behind the one in its lane. Nothing is posted of it."""
+
+    def take(self, item_id: int) -> None:
+        """The completion was foreseen and is not to be posted any more."""
+
+    def post_foreseen(self, item_id: int) -> None:
+        """Post the completion of an item that was launched ahead, when it is due."""
 
 
 class Runner(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from muxk.kernel.device import Lane
+from muxk.kernel.messages import StepsRan
 from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
     DecodeWork,
@@ -213,6 +214,10 @@ class DecodeState:
     context_tokens: int = 0
     tbt_slo_ns: int | None = None
     """The tightest of the rows' classes."""
+    more: int = 0
+    """Steps that can follow the one that was submitted last, see `SubmitDecode.more`."""
+    ran: StepsRan | None = None
+    """What decode is told with the end of the step that ends next."""
     newest_step: int = 0
     """The last step that was launched: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0

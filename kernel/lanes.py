@@ -127,6 +127,28 @@ class LaneTable:
         self.idle.launched(flight)
         self.device.launch(lane, item, after)
 
+    def queue_decode(self, newest: Flight, work: DecodeWork, now_ns: int) -> tuple[Flight, Item]:
+        """As `launch_decode` behind a step, where nothing else is in flight; the caller launches the item."""
+        item_id, layers = self.next_item, self.device.layers
+        self.next_item += 1
+        flight = self.flights[item_id] = Flight(
+            item_id=item_id,
+            lane=newest.lane,
+            phase=DECODE,
+            work=work,
+            layers=layers,
+            job=None,
+            load=NO_LOAD,
+            decode=None,
+            waits_for=(newest.item_id,),
+            runnable_ns=now_ns,
+            launched_ns=now_ns,
+            shared=False,
+            width=self.width,
+        )
+        self.idle.launched(flight)
+        return flight, Item(item_id, work, 0, layers, is_last=True)
+
     def _count(self, flight: Flight, change: int) -> None:
         if flight.phase is PREFILL:
             self.prefills += change

@@ -146,6 +146,13 @@ class SubmitDecode(Message, frozen=True):
     work: DecodeWork
     tbt_slo_ns: int | None = None
     """The tightest TBT SLO of the rows' classes."""
+    more: int = 0
+    """Steps that can follow with the same rows and pages, each behind the one before, without the executor
+    having anything to add."""
+
+
+class RowsChanged(Message, frozen=True):
+    """decode -> arbiter: what it said of steps that can follow holds no more."""
 
 
 class DecodeIdle(Message, frozen=True):
@@ -166,6 +173,17 @@ class StepLaunched(Message, frozen=True):
     version: int
 
 
+class StepsRan(msgspec.Struct, frozen=True, gc=False):
+    """Steps that the arbiter launched by itself, and those that ended meanwhile."""
+
+    tokens: tuple[bytes, ...]
+    """int32[rows] of each step that ended, oldest first; all with the same rows."""
+    known_ns: tuple[int, ...]
+    """When the arbiter knew of it."""
+    on_lane: tuple[DecodeWork, DecodeWork]
+    """The two that came after them, and were launched: the step that ended just now, and the next."""
+
+
 class DecodeStepDone(Message, frozen=True):
     """arbiter -> decode: all tokens of a step."""
 
@@ -175,6 +193,8 @@ class DecodeStepDone(Message, frozen=True):
     """int32[rows]."""
     ended_ns: int
     logprobs: tuple[RowLogprobs, ...] = ()
+    before: StepsRan | None = None
+    """What ran before it that decode was not told."""
 
 
 class DecodeFailed(Message, frozen=True):

@@ -138,6 +138,10 @@ class Timeline:
         self._plan(again, start_ns)
         return again
 
+    def job(self, job_id: int) -> Job:
+        """One that was not forgotten."""
+        return self._jobs[job_id]
+
     def clear(self) -> None:
         self._jobs.clear()
         self._last.clear()

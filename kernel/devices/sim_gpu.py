@@ -195,8 +195,38 @@ class SimGpu:
         assert isinstance(lane, GpuLane)
         assert self._port is not None, "start the device before launching"
         now_ns = self._port.now_ns()
+        for foreseen in self._plan(lane, item, after, now_ns):
+            self._post(foreseen, now_ns)
+
+    def quiet_until_ns(self, item_id: int) -> int:
+        """See `kernel.device.ForeseeingDevice`, as of the following."""
+        assert self._port is not None
+        return self._port.quiet_until_ns(self._posted[item_id].timer)
+
+    def foresee(self, item_id: int) -> tuple[int, ItemDone]:
+        done = self._done(self._timeline.job(item_id))
+        return done.ended_ns + self._wakeup_ns, done
+
+    def launch_ahead(self, lane: Lane, item: Item, at_ns: int) -> None:
+        assert isinstance(lane, GpuLane)
+        planned = self._plan(lane, item, (), at_ns)
+        assert len(planned) == 1, "it was launched beside another item, whose end has moved"
+
+    def take(self, item_id: int) -> None:
+        assert self._port is not None
+        posted = self._posted.pop(item_id, None)
+        if posted is not None:
+            self._port.cancel(posted.timer)
+
+    def post_foreseen(self, item_id: int) -> None:
+        assert self._port is not None
+        self._post(self._timeline.job(item_id), self._port.now_ns())
+
+    def _plan(self, lane: GpuLane, item: Item, after: Sequence[int], now_ns: int) -> list[Job]:
+        """Launch an item; all whose ends are known now or have moved."""
         for ended in self._timeline.forget(now_ns):
-            del self._outputs[ended], self._posted[ended]
+            del self._outputs[ended]
+            self._posted.pop(ended, None)
         load = load_of(item, self.layers)
         if self.width > 1 and self._spread is not None:
             load = self._spread.of(item, load)
@@ -207,8 +237,7 @@ class SimGpu:
         decode = None if item.decode is None else self._pool.decode(item.decode)
         self._outputs[item.item_id] = (self._run(item), decode)
         job = Job(item.item_id, lane.number, phases, ready_ns, launched_ns, tuple(after))
-        for foreseen in self._timeline.add(job, now_ns):
-            self._post(foreseen, now_ns)
+        return self._timeline.add(job, now_ns)
 
     def discard(self, batch_id: int) -> None:
         """Nothing is parked here."""
@@ -255,20 +284,28 @@ class SimGpu:
     def _post(self, job: Job, now_ns: int) -> None:
         """Foresee a completion; one that was foreseen at another time is taken back."""
         assert self._port is not None
-        assert job.start_ns is not None
-        assert job.end_ns is not None
-        job_id, start_ns, end_ns = job.job_id, job.start_ns, job.end_ns
-        posted = self._posted.get(job_id)
+        posted = self._posted.get(job.job_id)
         if posted is not None:
-            if posted.started_ns == start_ns and posted.ended_ns == end_ns:
+            if posted.started_ns == job.start_ns and posted.ended_ns == job.end_ns:
                 return
             self._port.cancel(posted.timer)
-        output, decode = self._outputs[job_id]
-        done = ItemDone(
-            job_id, start_ns, end_ns, output.tokens, output.logprobs, output.prompt_logprobs, decode
+        done = self._done(job)
+        timer = self._port.post_after(done.ended_ns + self._wakeup_ns - now_ns, done)
+        self._posted[done.item_id] = _Posted(done.started_ns, done.ended_ns, timer)
+
+    def _done(self, job: Job) -> ItemDone:
+        assert job.start_ns is not None
+        assert job.end_ns is not None
+        output, decode = self._outputs[job.job_id]
+        return ItemDone(
+            job.job_id,
+            job.start_ns,
+            job.end_ns,
+            output.tokens,
+            output.logprobs,
+            output.prompt_logprobs,
+            decode,
         )
-        timer = self._port.post_after(end_ns + self._wakeup_ns - now_ns, done)
-        self._posted[job_id] = _Posted(start_ns, end_ns, timer)
 
 
 class _Spread:
