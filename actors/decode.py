@@ -180,6 +180,10 @@ class Decode(Actor):
         self._submit()
         self._settle()
 
+    def on_steps_ran(self, message: StepsRan) -> None:
+        self._emit(Emitted(earlier=self._take_earlier(message)))
+        self._settle()
+
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
         earlier = None if message.before is None else self._take_earlier(message.before)
         emitted = self._take_step(message)

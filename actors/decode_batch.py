@@ -40,7 +40,8 @@ class Submitted(NamedTuple):
     work: DecodeWork
     rows: list[Row]
     more: int = 0
-    """Steps of the same rows that can follow without a look at them: none ends, none needs a page."""
+    """Steps of the same rows that can follow without a look at them: none ends or needs a page before the
+    last of these is launched."""
 
 
 @dataclass(slots=True)
@@ -55,8 +56,9 @@ class _Taken:
     sampling: SamplingColumns
     """Without what depends on the tokens so far."""
     has_extras: bool
-    plain: bool
-    """No token ends a row before it has all of them, and of each there is nothing to say but its id."""
+    foreseen: bool
+    """No token ends a row before it has all of them, and of each there is nothing to say but its id; of large
+    batches it is not said, where one row or another needs a page at each step."""
     table: bytes = b""
     """int32[rows, width]; empty once a page was added."""
     width: int = 0
@@ -167,6 +169,7 @@ class DecodeBatch:
         """These steps ended, and as many were launched, of rows that had nothing to add to them."""
         for row in rows:
             row.next += len(columns)
+        self._moved = True
         for column in columns:
             others = self.advance(rows, column)
             assert not others, "a row ended in a step of which nobody was told"
@@ -242,7 +245,7 @@ class DecodeBatch:
         if taken is None or not taken.has_rows(rows):
             taken = self._taken = self._take(rows)
         positions = [row.next for row in rows]
-        self._look_up(taken, max(positions) // PAGE_SIZE + 1)
+        self._look_up(taken, self._width(taken, max(positions)))
         carried, sources = _carried(taken, running)
         work = DecodeWork(
             step_id=step_id,
@@ -260,15 +263,20 @@ class DecodeBatch:
         )
         return Submitted(work, taken.rows, self._more(taken, positions))
 
+    def _width(self, taken: _Taken, position: int) -> int:
+        """Pages of a row that the step, and those that may follow it, go to."""
+        width = position // PAGE_SIZE + 1 + taken.foreseen
+        return width if width < self._table.shape[1] else self._table.shape[1]
+
     def _more(self, taken: _Taken, positions: list[int]) -> int:
-        """Not looked for in large batches, where one row or another needs a page at each step."""
-        rows = taken.rows
-        if len(rows) > FEW_ROWS or not taken.plain or self.endings or len(rows) < len(self.rows):
+        """See `Submitted.more`."""
+        if not taken.foreseen or self.endings or len(taken.rows) < len(self.rows):
             return 0
         left = taken.width * PAGE_SIZE - 1 - max(positions)
-        for row in rows:
-            # A step is launched with the row's position below `reach`, and leaves it below `grow_from`.
-            left = min(left, row.reach - 1 - row.next, row.grow_from - 2 - row.next)
+        for row in taken.rows:
+            # The last one may leave a row where it needs a page, for which decode asks when it is told.
+            slots, pages = row.reach - 1 - row.next, row.grow_from - 1 - row.next
+            left = min(left, slots, pages)
         return max(0, left)
 
     def _newest(self, taken: _Taken) -> bytes:
@@ -289,7 +297,7 @@ class DecodeBatch:
             int32_bytes(range(len(rows))),
             _plain_sampling(self._columns[slots]),
             any(row.extras is not None for row in rows),
-            all(row.plain and not row.ends for row in rows),
+            len(rows) <= FEW_ROWS and all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:

@@ -89,6 +89,7 @@ PrefillInbox = (
 DecodeInbox = (
     m.JoinDecode
     | k.DecodeStepDone
+    | k.StepsRan
     | k.StepLaunched
     | k.DecodeFailed
     | m.PagesGrown

@@ -130,7 +130,9 @@ class Arbiter(Actor):
             self._device, self.state, self._lanes, self._splits, self._refs, self.context
         )
         if self._foreseeing is not None:
-            self._steady = SteadyDecode(self._foreseeing, self.state, self._lanes, self._splits)
+            self._steady = SteadyDecode(
+                self._foreseeing, self.state, self._lanes, self._splits, self._refs, self.context
+            )
 
     # --- facts that change the view ---
 

@@ -30,6 +30,7 @@ from muxk.kernel.messages import (
     RunProbe,
     StateReported,
     StepLaunched,
+    StepsRan,
 )
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import Decision, DecodeView, KvView, Limits, PrefillView, QueueView, View
@@ -49,7 +50,7 @@ class ArbiterRefs(Protocol):
     def prefill(self) -> Ref[PrefillDone | PrefillFailed | PrefillCancelled]: ...
 
     @property
-    def decode(self) -> Ref[DecodeStepDone | DecodeFailed | StepLaunched]: ...
+    def decode(self) -> Ref[DecodeStepDone | StepsRan | DecodeFailed | StepLaunched]: ...
 
     @property
     def estimator(self) -> Ref[ItemsMeasured | ProbeDone]: ...

@@ -173,15 +173,15 @@ class StepLaunched(Message, frozen=True):
     version: int
 
 
-class StepsRan(msgspec.Struct, frozen=True, gc=False):
-    """Steps that the arbiter launched by itself, and those that ended meanwhile."""
+class StepsRan(Message, frozen=True):
+    """arbiter -> decode: steps that ended, for each of which the arbiter launched another by itself."""
 
     tokens: tuple[bytes, ...]
-    """int32[rows] of each step that ended, oldest first; all with the same rows."""
+    """int32[rows] of each, oldest first; all have the same rows."""
     known_ns: tuple[int, ...]
     """When the arbiter knew of it."""
     on_lane: tuple[DecodeWork, DecodeWork]
-    """The two that came after them, and were launched: the step that ended just now, and the next."""
+    """The two that came after them, and were launched."""
 
 
 class DecodeStepDone(Message, frozen=True):

@@ -10,7 +10,8 @@ The executor says how many steps it has nothing to add to (`SubmitDecode.more`).
 
 from __future__ import annotations
 
-from muxk.kernel.arbiter_state import ArbiterState
+from muxk.kernel.actor import Context
+from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.device import ForeseeingDevice, ItemDone
 from muxk.kernel.jobs import Flight
 from muxk.kernel.lanes import LaneTable, SplitLedger
@@ -27,35 +28,45 @@ class SteadyDecode:
     """Owned by the arbiter, whose state it works on."""
 
     def __init__(
-        self, device: ForeseeingDevice, state: ArbiterState, lanes: LaneTable, splits: SplitLedger
+        self,
+        device: ForeseeingDevice,
+        state: ArbiterState,
+        lanes: LaneTable,
+        splits: SplitLedger,
+        refs: ArbiterRefs,
+        context: Context,
     ) -> None:
         self._device = device
         self._state = state
         self._lanes = lanes
         self._splits = splits
+        self._refs = refs
+        self._context = context
 
     def run(self, done: ItemDone, now_ns: int) -> bool:
         """Go on from a step that ended now; False when it is to be handled as any other is.
 
-        When true, its end and those of steps after it are booked, and the end of one more is posted, with
-        which decode will hear of all of them.
+        When true, its end and those of steps after it are booked, and decode hears of them when the last is
+        known: by a message for that time, or with the end of the next step, which is posted.
         """
         if not self._is_steady(done):
             return False
         newest = self._newest()
         until_ns = self._device.quiet_until_ns(newest.item_id)
-        tokens, known_ns = [], []
-        while self._may_go_on():
+        tokens, known_ns, at_ns = [], [], now_ns
+        while (decision := self._decided(newest, at_ns)) is not None:
             next_ns, next_done = self._device.foresee(newest.item_id)
-            if next_ns >= until_ns or (decision := self._decided(newest, now_ns)) is None:
-                break
-            self._end(done, now_ns)
+            self._end(done, at_ns)
             tokens.append(done.tokens)
-            known_ns.append(now_ns)
-            newest = self._launch(newest, decision, now_ns)
-            done, now_ns = next_done, next_ns
+            known_ns.append(at_ns)
+            newest = self._launch(newest, decision, at_ns)
+            if not self._state.decode.more or next_ns >= until_ns:
+                self._tell(self._ran(tokens, known_ns), at_ns - now_ns)
+                return True
+            done, at_ns = next_done, next_ns
         if tokens:
-            self._tell_later(done, newest, tokens, known_ns)
+            self._state.decode.ran = self._ran(tokens, known_ns)
+            self._post_foreseen()
         return bool(tokens)
 
     def _is_steady(self, done: ItemDone) -> bool:
@@ -83,13 +94,14 @@ class SteadyDecode:
         _, newest = self._lanes.flights.values()
         return newest
 
-    def _may_go_on(self) -> bool:
-        """The executor has nothing to add, and the estimator is not to hear of the step that ended."""
-        return self._state.decode.more > 0 and len(self._lanes.untold) < MEASURED_TOGETHER - 1
-
     def _decided(self, newest: Flight, now_ns: int) -> Decision | None:
-        """What the policy says of the step after the newest; None when it wants more than its launch, which
-        is then not counted: it will be asked again."""
+        """What the policy says of the step after the newest.
+
+        None when it wants more than its launch, which is then not counted: it will be asked again. And when
+        the estimator is to hear of the step that ended, after which it may say something else.
+        """
+        if len(self._lanes.untold) >= MEASURED_TOGETHER - 1:
+            return None
         view = self._view(newest, now_ns)
         decision = self._state.decider.policy.decide(view)
         if decision.fuse or decision.split != self._splits.current or not decision.split.decode_units:
@@ -142,13 +154,20 @@ class SteadyDecode:
         self._device.launch_ahead(flight.lane, item, now_ns)
         return flight
 
-    def _tell_later(self, done: ItemDone, newest: Flight, tokens: list[bytes], known_ns: list[int]) -> None:
-        """When the step that ended last is known, in the runtime's time."""
-        decode = self._state.decode
-        on_lane = (decode.in_flight[0], decode.in_flight[1])
-        decode.ran = StepsRan(tuple(tokens), tuple(known_ns), on_lane)
-        self._device.post_foreseen(done.item_id)
-        self._device.post_foreseen(newest.item_id)
+    def _ran(self, tokens: list[bytes], known_ns: list[int]) -> StepsRan:
+        oldest, newest = self._state.decode.in_flight
+        return StepsRan(tuple(tokens), tuple(known_ns), (oldest, newest))
+
+    def _tell(self, ran: StepsRan, delay_ns: int) -> None:
+        if delay_ns:
+            self._context.send_after(delay_ns, self._refs.decode, ran)
+        else:
+            self._context.send(self._refs.decode, ran)
+        self._post_foreseen()
+
+    def _post_foreseen(self) -> None:
+        for item_id in self._lanes.flights:
+            self._device.post_foreseen(item_id)
 
 
 def step_after(work: DecodeWork) -> DecodeWork:

@@ -330,7 +330,8 @@ class _Spread:
     def most_context(self, step: DecodeWork) -> int:
         """Tokens of a step's context on the device that has most of it."""
         if step.requests != self._requests or not 0 <= step.step_id - self._step < PAGE_SIZE:
-            table = int32_array(step.page_table)
+            pages = int(int32_array(step.positions).max()) // PAGE_SIZE + 1
+            table = int32_array(step.page_table).reshape(step.rows, step.pages_per_row)[:, :pages]
             by_device = np.bincount((table[table > 0] - 1) // self._pages_of_one)
             self._share = float(by_device.max() / by_device.sum())
             self._requests, self._step = step.requests, step.step_id
