@@ -43,6 +43,7 @@ from muxk.kernel.messages import (
     DecodeFailed,
     DecodeIdle,
     DecodeStepDone,
+    MoreSteps,
     PolicyChanged,
     ReportRequests,
     ReportState,
@@ -183,6 +184,7 @@ class Decode(Actor):
     def on_steps_ran(self, message: StepsRan) -> None:
         self._emit(Emitted(earlier=self._take_earlier(message)))
         self._settle()
+        self._grant()
 
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
         earlier = None if message.before is None else self._take_earlier(message.before)
@@ -305,6 +307,16 @@ class Decode(Actor):
         )
         return True
 
+    def _grant(self) -> None:
+        """Tell the arbiter what may follow the steps that are on lanes, without being asked."""
+        rows = self.state.flow.newest_rows
+        if rows is None or self.state.held:
+            return
+        found = self.state.batch.more_behind(rows)
+        if found is not None and found[0]:
+            self.state.granted, pages = found
+            self.send(self._refs.arbiter, MoreSteps(self.state.flow.newest, self.state.granted, pages))
+
     def _rows_changed(self) -> None:
         """Steps that may follow unasked would have other rows, or another SLO."""
         if self.state.granted:
@@ -354,6 +366,7 @@ class Decode(Actor):
             self._evict()
         if not self.state.flow.outstanding:
             self._submit()  # unasked: all rows had stalled, so that the arbiter was told `DecodeIdle`
+        self._grant()
 
     def _stalled(self) -> bool:
         """A row can not take the next step for want of a page."""

@@ -18,6 +18,7 @@ from muxk.actors.columns import ExtrasMaker
 from muxk.actors.decode_rows import NEVER, Ending, Row, Stretch
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
+from muxk.kernel.messages import RowPages
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes, int32_values
 
 FEW_ROWS = 24
@@ -261,23 +262,31 @@ class DecodeBatch:
             carried_rows=carried,
             carried_from=sources,
         )
-        return Submitted(work, taken.rows, self._more(taken, positions))
+        return Submitted(work, taken.rows, self._more(taken, behind=1))
 
     def _width(self, taken: _Taken, position: int) -> int:
         """Pages of a row that the step, and those that may follow it, go to."""
         width = position // PAGE_SIZE + 1 + taken.foreseen
         return width if width < self._table.shape[1] else self._table.shape[1]
 
-    def _more(self, taken: _Taken, positions: list[int]) -> int:
-        """See `Submitted.more`."""
+    def more_behind(self, rows: list[Row]) -> tuple[int, RowPages] | None:
+        """`Submitted.more` of the newest step, which has these rows and is launched, and their pages; None
+        where that can not be said."""
+        taken = self._taken
+        if taken is None or taken.rows is not rows:
+            return None
+        self._look_up(taken, self._width(taken, max([row.next for row in rows])))
+        return self._more(taken, behind=0), RowPages(taken.table, taken.width)
+
+    def _more(self, taken: _Taken, behind: int) -> int:
+        """See `Submitted.more`. So many steps are submitted that the rows do not count as launched."""
         if not taken.foreseen or self.endings or len(taken.rows) < len(self.rows):
             return 0
-        left = taken.width * PAGE_SIZE - 1 - max(positions)
-        for row in taken.rows:
-            # The last one may leave a row where it needs a page, for which decode asks when it is told.
-            slots, pages = row.reach - 1 - row.next, row.grow_from - 1 - row.next
-            left = min(left, slots, pages)
-        return max(0, left)
+        end = taken.width * PAGE_SIZE
+        # Before each of them a row's position is less than `reach`, and but for the last one, after which
+        # decode is told, it is less than `grow_from` behind it.
+        left = min([min(end, row.reach, row.grow_from) - row.next for row in taken.rows])
+        return left - behind if left > behind else 0
 
     def _newest(self, taken: _Taken) -> bytes:
         """int32: the last token of each row that the host knows."""

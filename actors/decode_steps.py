@@ -10,6 +10,9 @@ from muxk.actors.decode_rows import Row
 from muxk.kernel.work import DecodeWork
 
 
+ON_LANES_MAX = 2
+
+
 @dataclass
 class Step:
     """A decode step that was submitted and has not ended."""
@@ -56,7 +59,7 @@ class Steps:
         """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
         step = self.outstanding.get(self.newest)
         if step is None or step.launched is not None:
-            if len(self.on_lanes) > 1:  # each of its rows would lack two tokens
+            if len(self.on_lanes) >= ON_LANES_MAX:  # each of its rows would lack two tokens
                 return None
             step = None
         rows = batch.ready()
@@ -68,6 +71,14 @@ class Steps:
         version = len(step.versions) + 1
         submitted = step.versions[version] = batch.submit(rows, self.newest, version, self._on_lane())
         return submitted
+
+    @property
+    def newest_rows(self) -> list[Row] | None:
+        """Of the newest step, where it is launched behind one that runs; else None."""
+        if len(self.on_lanes) < ON_LANES_MAX or self.on_lanes[-1] != self.newest:
+            return None
+        [launched] = self.outstanding[self.newest].versions.values()
+        return launched.rows
 
     def ran(self, on_lane: Sequence[DecodeWork]) -> list[Row]:
         """Steps that were launched unasked took the place of those that were; their rows."""

@@ -113,6 +113,7 @@ ArbiterInbox = (
     | k.BatchClassified
     | k.CancelPrefill
     | k.SubmitDecode
+    | k.MoreSteps
     | k.RowsChanged
     | k.DecodeIdle
     | ItemDone

@@ -46,6 +46,7 @@ from muxk.kernel.messages import (
     LaneMoved,
     LaneStuck,
     LookForStuckItems,
+    MoreSteps,
     PolicyChanged,
     PrefillCancelled,
     PrefillDone,
@@ -85,6 +86,7 @@ class Arbiter(Actor):
         | BatchClassified
         | CancelPrefill
         | SubmitDecode
+        | MoreSteps
         | RowsChanged
         | DecodeIdle
         | ItemDone
@@ -217,8 +219,13 @@ class Arbiter(Actor):
         decode.rows = message.work.rows
         decode.context_tokens = message.work.context_tokens
         decode.tbt_slo_ns = message.tbt_slo_ns
-        decode.more = message.more
+        decode.more, decode.pages = message.more, None
         self._turn()
+
+    def on_more_steps(self, message: MoreSteps) -> None:
+        decode = self.state.decode
+        if message.step_id == decode.newest_step and decode.waiting is None:
+            decode.more, decode.pages = message.more, message.pages
 
     def on_rows_changed(self, message: RowsChanged) -> None:
         self.state.decode.more = 0

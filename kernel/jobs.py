@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from muxk.kernel.device import Lane
-from muxk.kernel.messages import StepsRan
+from muxk.kernel.messages import RowPages, StepsRan
 from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
     DecodeWork,
@@ -215,7 +215,9 @@ class DecodeState:
     tbt_slo_ns: int | None = None
     """The tightest of the rows' classes."""
     more: int = 0
-    """Steps that can follow the one that was submitted last, see `SubmitDecode.more`."""
+    """Steps that can follow the newest, see `SubmitDecode.more`."""
+    pages: RowPages | None = None
+    """Of those steps, where they are not the pages of the newest."""
     ran: StepsRan | None = None
     """What decode is told with the end of the step that ends next."""
     newest_step: int = 0

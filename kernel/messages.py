@@ -140,6 +140,13 @@ class PrefillFailed(Message, frozen=True):
     reason: str
 
 
+class RowPages(msgspec.Struct, frozen=True, gc=False):
+    """Pages of the rows of a decode step, as in `DecodeWork`."""
+
+    table: bytes
+    per_row: int
+
+
 class SubmitDecode(Message, frozen=True):
     """decode -> arbiter: the next step; replaces an earlier version of it that was not launched."""
 
@@ -149,6 +156,14 @@ class SubmitDecode(Message, frozen=True):
     more: int = 0
     """Steps that can follow with the same rows and pages, each behind the one before, without the executor
     having anything to add."""
+
+
+class MoreSteps(Message, frozen=True):
+    """decode -> arbiter: what `SubmitDecode.more` says, of a step that was launched since."""
+
+    step_id: int
+    more: int
+    pages: RowPages
 
 
 class RowsChanged(Message, frozen=True):

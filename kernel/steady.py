@@ -15,7 +15,7 @@ from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.device import ForeseeingDevice, ItemDone
 from muxk.kernel.jobs import Flight
 from muxk.kernel.lanes import LaneTable, SplitLedger
-from muxk.kernel.messages import MEASURED_TOGETHER, StepsRan
+from muxk.kernel.messages import MEASURED_TOGETHER, RowPages, StepsRan
 from muxk.kernel.view import Decision, DecodeView, View
 from muxk.kernel.work import DECODE, DecodeWork, int32_bytes, int32_values
 
@@ -143,7 +143,7 @@ class SteadyDecode:
         """The step after the newest, behind it."""
         state, decode = self._state, self._state.decode
         assert isinstance(newest.work, DecodeWork)
-        work = step_after(newest.work)
+        work = step_after(newest.work, decode.pages)
         state.decision = decision
         decode.more -= 1
         decode.held_since_ns = now_ns
@@ -170,8 +170,8 @@ class SteadyDecode:
             self._device.post_foreseen(item_id)
 
 
-def step_after(work: DecodeWork) -> DecodeWork:
-    """The next step of the same rows, which takes its tokens on the device."""
+def step_after(work: DecodeWork, pages: RowPages | None) -> DecodeWork:
+    """The next step of the same rows, which takes its tokens on the device; their pages, if they are others."""
     rows = work.rows
     places = work.carried_rows if len(work.carried_rows) == len(work.positions) else int32_bytes(list(range(rows)))
     return DecodeWork(
@@ -180,8 +180,8 @@ def step_after(work: DecodeWork) -> DecodeWork:
         requests=work.requests,
         tokens=bytes(len(places)),
         positions=int32_bytes([position + 1 for position in int32_values(work.positions)]),
-        page_table=work.page_table,
-        pages_per_row=work.pages_per_row,
+        page_table=work.page_table if pages is None else pages.table,
+        pages_per_row=work.pages_per_row if pages is None else pages.per_row,
         context_tokens=work.context_tokens + rows,
         sampling=work.sampling,
         after_step=work.step_id,
