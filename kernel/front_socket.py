@@ -17,6 +17,7 @@ from muxk.kernel.backlog import Backlog
 from muxk.kernel.curve import CurveKeys
 from muxk.kernel.keepalive import notice_dead_hosts
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.unread import unread_bytes
 
 MESSAGE_BYTES_MAX = 1024 * 1024
 """Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
@@ -43,7 +44,7 @@ RETRY_FRAMES = 512
 """Frames that one such round sends, so that it takes about a millisecond."""
 
 LINGER_MS = 1000
-"""How long a stopping server waits for the last frames to leave."""
+"""How long a closing socket may take to hand what ZeroMQ has of the last frames to the kernel."""
 
 HANDSHAKE_MS = 5_000
 """A connection that is not set up by then is closed: strangers do not collect on the socket."""
@@ -70,6 +71,8 @@ class FrontSocket:
         self._send_bound = send_bound
         self._keys = keys
         self._socket: zmq.Socket[bytes] | None = None
+        self._endpoint = ""
+        """As it was bound."""
         self._tell: Callable[[Message], None] = _nobody
         self._surplus_of: bytes | None = None
         self._backlog = Backlog()
@@ -93,7 +96,8 @@ class FrontSocket:
             socket.close(linger=0)
             raise CanNotListen(f"can not listen on {endpoint}: {error.strerror}") from error
         self._socket, self._tell, self.pending = socket, tell, True
-        return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint
 
     def _configure(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -231,8 +235,19 @@ class FrontSocket:
             socket.recv(zmq.NOBLOCK, copy=False)
         return None
 
+    def leaving(self) -> bool:
+        """Try once more to send what was held back; whether frames are on their way to peers that read late.
+
+        False may be a moment between two frames.
+        """
+        if self._socket is None:
+            return False
+        if self._backlog.bytes:
+            self.retry()
+        return self._backlog.bytes > 0 or unread_bytes(self._endpoint) > 0
+
     def close(self) -> None:
-        """Unbind; frames already queued leave within LINGER_MS. Idempotent."""
+        """Unbind; what was held back is dropped, the other frames leave within LINGER_MS. Idempotent."""
         if self._socket is not None:
             self._socket.close(linger=LINGER_MS)
             self._socket = None

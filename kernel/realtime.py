@@ -78,6 +78,8 @@ class RealtimeRuntime:
         self._armed_ns: int | None = None
         self._stop_reason: str | None = None
         self._drain_wanted = False
+        self._hurried = False
+        """Somebody outside wants the end, who waits for nobody."""
         self._idle_wanted = False
         self._idle_due_ns = 0
         self._started = False
@@ -112,6 +114,8 @@ class RealtimeRuntime:
             self._doorbell.ring()
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
+        if self._ingress is not None:
+            await self._ingress.see_off(lambda: self._hurried)
 
     def _close(self) -> None:
         self.halt("cancelled")
@@ -128,7 +132,11 @@ class RealtimeRuntime:
     # What the application calls.
 
     def request_stop(self, reason: str) -> None:
-        """Stop in an orderly way; from the loop thread or a signal handler. The first reason stays."""
+        """Stop at once; from the loop thread or a signal handler. The first reason stays.
+
+        Frames that clients do not take in that moment are dropped. An actor's `stop` waits for them a while.
+        """
+        self._hurried = True
         self.halt(reason)
         self._ring()
 

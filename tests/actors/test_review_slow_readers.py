@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from muxk.actors import protocol as wire
-from muxk.actors.gateway import LIVE_PER_PEER_MAX, OWED_PER_FRAME, Gateway
+from muxk.actors.gateway import LIVE_PER_PEER_MAX, Gateway
+from muxk.actors.gateway_peers import OWED_PER_FRAME
 from muxk.kernel.messages import PeerSlow, SendFrame
 from virtual_server import GATEWAY, MS, S, VirtualServer, expected_tokens
 
