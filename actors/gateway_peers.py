@@ -17,6 +17,8 @@ from muxk.kernel.messages import PeerSlow
 
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
+COMES_BACK_NS = 1_000_000
+"""After which a frame that a client did not take has come back."""
 OWED_LAST_NS = 3_000_000_000
 """How long a drained server waits for clients that do not read to take the ends of their requests."""
 OWED_AGAIN_NS = 100_000_000
@@ -87,7 +89,7 @@ class GatewayPeers:
             state.drained_ns = self._owner.now_ns()
             if self._timer is not None:
                 self._owner.cancel(self._timer)
-            self._again_in(0)
+            self._again_in(COMES_BACK_NS)
 
     def _stopped(self, drained_ns: int) -> bool:
         """True but while clients are owed ends and have had less than OWED_LAST_NS to take them."""
