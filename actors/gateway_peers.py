@@ -13,7 +13,7 @@ from muxk.actors.gateway_state import GatewayState
 from muxk.actors.messages import KeepAlive
 from muxk.actors.refs import Refs
 from muxk.kernel.actor import Timer
-from muxk.kernel.messages import PeerSlow
+from muxk.kernel.messages import LossHeard, PeerSlow
 
 KEEP_ALIVE_NS = 1_000_000_000
 OWED_PER_FRAME = 256
@@ -44,6 +44,7 @@ class GatewayPeers:
 
     def slow(self, message: PeerSlow) -> None:
         """Frames were lost, so that its streams can not be whole any more; ends are sent again later."""
+        self._owner.send(self._refs.ingress, LossHeard(message.peer))
         state = self._state
         requests = dict(state.names.get(message.peer, {}))
         lost = [

@@ -76,6 +76,9 @@ class FrontSocket:
         self._tell: Callable[[Message], None] = _nobody
         self._surplus_of: bytes | None = None
         self._backlog = Backlog()
+        self._lossy: dict[bytes, int] = {}
+        """Peers that lost frames, and how often the gateway was told so and has not handled it yet. Nothing
+        is sent to them meanwhile: what the gateway sends would follow a gap that it does not know of."""
         self.retry_ns: int | None = None
         """When `retry` has to be called, by the monotonic clock; None while nothing is held back."""
         self.pending = False
@@ -125,6 +128,9 @@ class FrontSocket:
         The gateway hears PeerGone when nobody is there, and PeerSlow when too much is held back already.
         """
         self.pending = True  # a send takes the edge of a frame that arrived meanwhile
+        if frame.peer in self._lossy:
+            self._give_up(frame.peer, frame.payload)
+            return
         try:
             behind = self._backlog.holds(frame.peer)
             if behind or not self._sent_now(frame.peer, frame.payload):
@@ -135,7 +141,7 @@ class FrontSocket:
     def _hold(self, frame: SendFrame) -> None:
         now_ns = time.monotonic_ns()
         if not self._backlog.hold(frame.peer, frame.payload, now_ns):
-            self._tell(PeerSlow(peer=frame.peer, payload=frame.payload))
+            self._give_up(frame.peer, frame.payload)
         elif self.retry_ns is None:
             self.retry_ns = now_ns + RETRY_NS
 
@@ -170,9 +176,18 @@ class FrontSocket:
             backlog.taken(peer, now_ns)
         backlog.tried(peer)
         if backlog.stalled(peer, now_ns):
-            oldest, *more = backlog.drop(peer)
-            self._tell(PeerSlow(peer, oldest, tuple(more)))
+            self._give_up(peer, *backlog.drop(peer))
         return tried
+
+    def _give_up(self, peer: bytes, oldest: bytes, *more: bytes) -> None:
+        self._lossy[peer] = self._lossy.get(peer, 0) + 1
+        self._tell(PeerSlow(peer, oldest, more))
+
+    def loss_heard(self, peer: bytes) -> None:
+        """The gateway has handled one PeerSlow."""
+        left = self._lossy.pop(peer, 0) - 1
+        if left > 0:
+            self._lossy[peer] = left
 
     def _sent_now(self, peer: bytes, payload: bytes) -> bool:
         identity = peer[1:]

@@ -15,7 +15,7 @@ from muxk.kernel.curve import CurveServer
 from muxk.kernel.front_socket import MESSAGE_BYTES_MAX, SEND_BOUND, CanNotListen, FrontSocket
 from muxk.kernel.fronts import ADMIN_PREFIX, CLIENT_PREFIX
 from muxk.kernel.gatekeeper import Gatekeeper
-from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.messages import FrameReceived, LossHeard, PeerGone, PeerSlow, SendFrame
 from muxk.kernel.names import GATEWAY_NAME
 
 __all__ = ["MESSAGE_BYTES_MAX", "SEND_BOUND", "CanNotListen", "Ingress", "check_gateway"]
@@ -86,10 +86,13 @@ class Ingress:
             self.close()
             raise
 
-    def send(self, frame: SendFrame) -> None:
+    def send(self, message: SendFrame | LossHeard) -> None:
         """Send without waiting; the gateway hears PeerGone or PeerSlow when that fails."""
-        front = self._admins if frame.peer.startswith(ADMIN_PREFIX) else self._clients
-        front.send(frame)
+        front = self._admins if message.peer.startswith(ADMIN_PREFIX) else self._clients
+        if isinstance(message, LossHeard):
+            front.loss_heard(message.peer)
+        else:
+            front.send(message)
 
     @property
     def retry_ns(self) -> int | None:

@@ -30,7 +30,7 @@ from muxk.kernel.device import DevicePort
 from muxk.kernel.doorbell import Doorbell
 from muxk.kernel.inbox import Inbox, PostLanes
 from muxk.kernel.ingress import Ingress, Source, check_gateway
-from muxk.kernel.messages import SendFrame
+from muxk.kernel.messages import LossHeard, SendFrame
 from muxk.kernel.names import GATEWAY_NAME, INGRESS_NAME, UnknownRef
 from muxk.kernel.offload import OffloadPool
 from muxk.kernel.supervisor import Child, CrashReport, RestartLimit, Supervisor
@@ -288,7 +288,7 @@ class RealtimeRuntime:
     def _send_out(self, ref: Ref[Any], message: Message) -> None:
         if ref.name != INGRESS_NAME or self._ingress is None:
             raise UnknownRef(ref.name)
-        if not isinstance(message, SendFrame):
+        if not isinstance(message, SendFrame | LossHeard):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
         self._ingress.send(message)
 
