@@ -17,8 +17,9 @@ from muxk.actors import protocol as wire
 from muxk.actors.gateway_admin import GatewayAdmin
 from muxk.actors.gateway_explain import GatewayExplain
 from muxk.actors.gateway_output import GatewayOutput
+from muxk.actors.gateway_peers import GatewayPeers
 from muxk.actors.gateway_policy import GatewayPolicy, Notice
-from muxk.actors.gateway_requests import encode_request, lost_ends, slow_reader
+from muxk.actors.gateway_requests import encode_request
 from muxk.actors.gateway_state import GatewayOptions, GatewayState, Live, cut, text_chars
 from muxk.actors.group_messages import RequestEnded
 from muxk.actors.messages import (
@@ -60,8 +61,6 @@ LIVE_MAX = 8192
 LIVE_PER_PEER_MAX = 2048
 UNREAD_CHARS_MAX = 1 << 26
 """Bound on prompts that wait for the tokenizer: many small ones must not fill the memory together."""
-KEEP_ALIVE_NS = 1_000_000_000
-OWED_PER_FRAME = 256
 
 
 def _tell_nobody(text: str) -> None:
@@ -96,7 +95,6 @@ class Gateway(Actor):
         self._on_ready = on_ready
         self._limits = ModelLimits(options.vocabulary_size, options.context_tokens[-1])
         self._decoder = msgspec.msgpack.Decoder(wire.AnyCommand)
-        self._frames = msgspec.msgpack.Decoder(wire.Frame)
         self._named = msgspec.msgpack.Decoder(_NamedCommand)
         self._encoder = msgspec.msgpack.Encoder()
         self._journal = book.journal
@@ -104,12 +102,13 @@ class Gateway(Actor):
         self._policy = GatewayPolicy(self, everybody, options, self.state, book, compile_policy, notice)
         self._admin = GatewayAdmin(self, everybody, options, self.state, self._policy)
         self._output = GatewayOutput(self, self.state)
+        self._peers = GatewayPeers(self, refs, self.state, LIVE_PER_PEER_MAX)
         self._explain = GatewayExplain(self, everybody, self.state, book)
 
     def started(self) -> None:
         self._journal.zero_ns = self.now_ns()
         self.state.policy = replace(self.state.policy, since_ns=self.now_ns())
-        self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
+        self._peers.start()
 
     # --- frames from clients ---
 
@@ -207,9 +206,9 @@ class Gateway(Actor):
     def abort_for_client(self, request: Live) -> None:
         """End a request that is live for its client, who gets the terminal event."""
         self.tell(request.peer, request.finished("abort", None))
-        self._abort(request)
+        self.abort_untold(request)
 
-    def _abort(self, request: Live) -> None:
+    def abort_untold(self, request: Live) -> None:
         """The client has its terminal event, or is gone; wait for the owners to let go."""
         self.state.end_for_client(request)
         self.state.aborts += 1
@@ -255,7 +254,7 @@ class Gateway(Actor):
             self.tell(request.peer, wire.Failed(request.name, code, reason))
             self.state.end_for_client(request)
             self._abort_choices(request)
-        self._stop_if_drained()
+        self._peers.look_if_drained()
         return tells
 
     def on_text_emitted(self, message: TextEmitted) -> None:
@@ -277,7 +276,7 @@ class Gateway(Actor):
         request = choice.request
         if request.all_finished:
             self.state.end_for_client(request)
-        self._stop_if_drained()
+        self._peers.look_if_drained()
 
     def _tell_placement(self, choice_id: int, tokens: int) -> None:
         if self._refs.placement is not None:
@@ -302,37 +301,13 @@ class Gateway(Actor):
     # --- peers ---
 
     def on_peer_gone(self, message: PeerGone) -> None:
-        self.state.owed.pop(message.peer, None)
-        for request in list(self.state.names.get(message.peer, {}).values()):
-            self._abort(request)
+        self._peers.gone(message.peer)
 
     def on_peer_slow(self, message: PeerSlow) -> None:
-        """Frames were lost, so that its streams can not be whole any more; ends are sent again later."""
-        state = self.state
-        requests = dict(state.names.get(message.peer, {}))
-        lost = [
-            event for frame in (message.payload, *message.more) for event in self._frames.decode(frame).events
-        ]
-        ends = [*lost_ends(lost), *(slow_reader(name) for name in requests)]
-        if ends:
-            state.slow_peers += bool(requests)
-            state.owe(message.peer, ends, LIVE_PER_PEER_MAX)
-        for request in requests.values():
-            self._abort(request)
+        self._peers.slow(message)
 
     def on_keep_alive(self, message: KeepAlive) -> None:
-        for peer in list(self.state.names):
-            self.tell(peer)
-        for peer, owed in list(self.state.owed.items()):
-            self._tell_owed(peer, owed)
-        self.send_after(KEEP_ALIVE_NS, self._refs.gateway, KeepAlive())
-
-    def _tell_owed(self, peer: bytes, owed: dict[str, wire.Finished | wire.Failed]) -> None:
-        """One frame of ends; what is not taken comes back by PeerSlow."""
-        told = list(owed)[:OWED_PER_FRAME]
-        self.tell(peer, *(owed.pop(name) for name in told))
-        if not owed:
-            self.state.owed.pop(peer, None)
+        self._peers.keep_alive()
 
     def tell(self, peer: bytes, *events: Any) -> None:
         """One frame to a peer; called by the gateway and its helpers only."""
@@ -376,7 +351,7 @@ class Gateway(Actor):
         for request in requests:
             self.tell(request.peer, wire.Failed(request.name, "engine_failed", reason))
             state.end_for_client(request)
-        self._stop_if_drained()
+        self._peers.look_if_drained()
         self._policy.announce()
 
     def draining(self) -> None:
@@ -385,11 +360,7 @@ class Gateway(Actor):
         self.state.draining = True
         for peer in list(self.state.names):
             self.tell(peer, wire.Draining())
-        self._stop_if_drained()
-
-    def _stop_if_drained(self) -> None:
-        if self.state.draining and not self.state.live:
-            self.stop("drained")
+        self._peers.look_if_drained()
 
     def describe(self) -> dict[str, Any]:
         return self._admin.server_state()

@@ -256,6 +256,8 @@ class GatewayState:
     seeds_drawn: int = 0
     ready: bool = False
     draining: bool = False
+    drained_ns: int | None = None
+    """When nobody was live any more, of a server that drains."""
     stuck_lanes: dict[str, str] = field(default_factory=dict)
     """Lanes whose item does not end, and why that is known; nobody new is taken meanwhile."""
     accepted: int = 0

@@ -3,7 +3,7 @@
 Every page is in exactly one of three states: *used* (one or more requests hold it), *cached* (nobody holds
 it, the prefix index can still give it out), *free*. `check` asserts it. Page 0 is scratch and no pool's. A
 pool may get pages of more devices, and give them back: those in use leave as they come free. The index key
-of a page is a hash over its parent's key and its own 16 tokens; a hit compares the tokens themselves, so that
+of a page is a hash over its own 16 tokens and all before them; a hit compares the tokens themselves, so that
 a collision can not hand out foreign KV. A *guest* is an indexed page whose KV was fetched from another pool
 for requests that are to come, or that is to be forgotten: it may be evicted like any other, and is free when
 the last request is done that holds it or is to come.
@@ -13,60 +13,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
-import msgspec
+from muxk.actors.page_chain import PAGE_BYTES, Chain, Entry
 from muxk.actors.page_ranges import meet, mixed, without
 from muxk.kernel.work import PAGE_SIZE
 
-PAGE_BYTES = PAGE_SIZE * 4
-"""Bytes of the tokens of a page, as int32."""
-ROOT_KEY = b""
-"""Parent of the first page of a prompt."""
-
-
-class _Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What the index knows of a page."""
-
-    key: bytes
-    parent: bytes
-    tokens: bytes
-
-
-class _Chain:
-    """The full pages of a request's tokens, as the index would know them; each is hashed once."""
-
-    def __init__(self, tokens: bytes) -> None:
-        self._tokens = tokens
-        self._entries: list[_Entry] = []
-        """Of the pages at the front that were asked for."""
-
-    def first(self, pages: int) -> list[_Entry]:
-        """Of so many pages, or all if there are fewer."""
-        entries, tokens = self._entries, self._tokens
-        parent = entries[-1].key if entries else ROOT_KEY
-        end = min(pages, self.pages) * PAGE_BYTES
-        for start in range(len(entries) * PAGE_BYTES, end, PAGE_BYTES):
-            chunk = tokens[start : start + PAGE_BYTES]
-            key = _key(parent, chunk)
-            entries.append(_Entry(key, parent, chunk))
-            parent = key
-        return entries if len(entries) <= pages else entries[:pages]
-
-    @property
-    def pages(self) -> int:
-        return len(self._tokens) // PAGE_BYTES
-
-    def front(self, pages: int) -> bytes:
-        """Tokens of so many pages."""
-        return self._tokens[: pages * PAGE_BYTES]
-
-    def grown(self, tokens: bytes) -> _Chain:
-        """Of these tokens, which usually begin with those that it has."""
-        if not tokens.startswith(self._tokens[: len(self._entries) * PAGE_BYTES]):
-            return _Chain(tokens)
-        self._tokens = tokens
-        return self
+MATCHED_TOGETHER = 16
+"""Pages that are hashed at once while they are looked up; those behind the last hit for nothing."""
 
 
 @dataclass(slots=True)
@@ -77,7 +30,7 @@ class Filling:
     and values before any row of the same pass reads them.
     """
 
-    pages: dict[bytes, tuple[int, _Entry]] = field(default_factory=dict)
+    pages: dict[bytes, tuple[int, Entry]] = field(default_factory=dict)
 
 
 class PagePool:
@@ -93,13 +46,16 @@ class PagePool:
         """Given back, with pages in use."""
         self._free: deque[int] = deque()
         self._references = [0] * pages.stop
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._held: dict[int, list[int]] = {}
         self._found: dict[int, int] = {}
-        self._chains: dict[int, _Chain] = {}
+        self._chains: dict[int, Chain] = {}
         """Of requests that hold pages."""
+        self._indexed: dict[int, int] = {}
+        """Of each that was published: so many pages at its front are in the index, and stay while it holds
+        them."""
         self._guests: dict[int, dict[int, None]] = {}
         """Each with the requests that are still to come for it."""
         self._expected: dict[int, list[int]] = {}
@@ -181,7 +137,7 @@ class PagePool:
         assert request_id not in self._held, "a request's pages have one owner"
         count = len(tokens) // 4
         most = count - 1 if reusable is None else min(reusable, count - 1)
-        chain = _Chain(tokens)
+        chain = Chain(tokens)
         matched = self._match(chain, 4 * most // PAGE_BYTES, filling)
         needed = count // PAGE_SIZE + 1 - len(matched)
         revived = sum(self._references[page] == 0 for page in matched)
@@ -195,7 +151,7 @@ class PagePool:
                     filling.pages.setdefault(entry.key, (page, entry))
         return len(matched) * PAGE_SIZE
 
-    def _hold(self, request_id: int, chain: _Chain, matched: list[int], needed: int) -> None:
+    def _hold(self, request_id: int, chain: Chain, matched: list[int], needed: int) -> None:
         """These pages of the index, and so many new ones behind them."""
         for page in matched:
             self._take(page)
@@ -208,7 +164,7 @@ class PagePool:
     def pin(self, request_id: int, tokens: bytes, most: int) -> tuple[int, ...]:
         """Hold at most so many indexed pages at the front of these tokens; nothing where there are none."""
         assert request_id not in self._held, "a request's pages have one owner"
-        chain = _Chain(tokens)
+        chain = Chain(tokens)
         matched = self._match(chain, most, None)
         if matched:
             self._hold(request_id, chain, matched, 0)
@@ -221,7 +177,7 @@ class PagePool:
         stay available.
         """
         assert request_id not in self._held, "a request's pages have one owner"
-        chain = _Chain(tokens)
+        chain = Chain(tokens)
         matched = self._match(chain, chain.pages, None)
         needed = chain.pages - len(matched)
         revived = sum(self._references[page] == 0 for page in matched)
@@ -270,13 +226,17 @@ class PagePool:
             return
         chain = self._chains[request_id] = self._chains[request_id].grown(tokens)
         index, entries, leaving = self._index, self._entries, bool(self._leaving)
-        pages = zip(self._held[request_id], chain.first(chain.pages), strict=False)
-        for page, entry in [
-            found for found in pages if found[1].key not in index and found[0] not in entries
-        ]:
-            if not (leaving and self._is_leaving(page)):
+        first, stop = self._indexed.get(request_id, 0), None
+        held, found = self._held[request_id], chain.first(chain.pages)
+        for place, (page, entry) in enumerate(zip(held[first:], found[first:], strict=False), first):
+            if page in entries:
+                continue
+            if entry.key not in index and not (leaving and self._is_leaving(page)):
                 index[entry.key] = page
                 entries[page] = entry
+            elif stop is None:
+                stop = place  # another page has its place in the index, for as long as that is kept
+        self._indexed[request_id] = min(len(held), len(found)) if stop is None else stop
 
     def forget(self, request_id: int) -> None:
         """Take pages out of the index that a request filled by itself, as soon as nobody else holds them.
@@ -284,6 +244,7 @@ class PagePool:
         What it found there stays: others put it there, and may come back for it.
         """
         pages = self._held.get(request_id, [])
+        self._indexed.pop(request_id, None)
         for page in pages[self._found.get(request_id, 0) :]:
             if page not in self._entries:
                 continue
@@ -301,7 +262,8 @@ class PagePool:
 
     def _unindex(self, page: int) -> None:
         del self._index[self._entries.pop(page).key]
-        self._guests.pop(page, None)
+        if self._guests:
+            self._guests.pop(page, None)
 
     def release(self, request_id: int) -> bool:
         """Take back what a request holds; False if it holds nothing (released before, or never known)."""
@@ -309,6 +271,7 @@ class PagePool:
         if pages is None:
             return False
         del self._found[request_id], self._chains[request_id]
+        self._indexed.pop(request_id, None)
         # Last page first: eviction takes the oldest, and a chain is of no use without its beginning.
         references, entries, guests = self._references, self._entries, self._guests
         for page in reversed(pages):
@@ -334,32 +297,33 @@ class PagePool:
         assert counted == self._references, "reference counts differ from what requests hold"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert not set(self._free) & set(self._cached), "a page is free and cached"
-        for page in (*self._free, *self._cached):
-            assert counted[page] == 0, f"page {page} is held and free or cached"
-        in_use = sum(count > 0 and not self._is_leaving(page) for page, count in enumerate(counted))
+        held_too = [page for page in (*self._free, *self._cached) if counted[page]]
+        assert not held_too, f"page {held_too[0]} is held and free or cached"
+        held = [page for page, count in enumerate(counted) if count]
+        in_use = len(held) - sum(map(self._is_leaving, held)) if self._leaving else len(held)
         assert in_use + self.free + self.cached == self.total, "pages were lost"
-        for key, page in self._index.items():
-            assert self._entries[page].key == key, f"page {page} is indexed under a foreign key"
+        foreign = [page for key, page in self._index.items() if self._entries[page].key != key]
+        assert not foreign, f"page {foreign[0]} is indexed under a foreign key"
         assert len(self._index) == len(self._entries), "an index entry has no page"
         for page, waiting in self._guests.items():
             assert page in self._entries, f"page {page} is a guest and is not indexed"
             assert waiting or self._references[page], f"nobody comes for page {page}"
 
-    def _match(self, chain: _Chain, most: int, filling: Filling | None) -> list[int]:
+    def _match(self, chain: Chain, most: int, filling: Filling | None) -> list[int]:
         """Longest chain of at most so many pages at the front that are indexed, or filled by this batch."""
         pages: list[int] = []
         while len(pages) < most:
-            wanted = chain.first(len(pages) + 1)[-1]
-            found = self._find(wanted.key, filling)
-            if found is None:
-                break
-            page, entry = found
-            if entry.tokens != wanted.tokens or entry.parent != wanted.parent:
-                break
-            pages.append(page)
+            for wanted in chain.first(min(most, len(pages) + MATCHED_TOGETHER))[len(pages) :]:
+                found = self._find(wanted.key, filling)
+                if found is None:
+                    return pages
+                page, entry = found
+                if entry.tokens != wanted.tokens or entry.parent != wanted.parent:
+                    return pages
+                pages.append(page)
         return pages
 
-    def _find(self, key: bytes, filling: Filling | None) -> tuple[int, _Entry] | None:
+    def _find(self, key: bytes, filling: Filling | None) -> tuple[int, Entry] | None:
         page = self._index.get(key)
         if page is not None:
             return page, self._entries[page]
@@ -392,7 +356,3 @@ class PagePool:
             self._unindex(page)
         if not self._is_leaving(page):
             self._free.append(page)
-
-
-def _key(parent: bytes, chunk: bytes) -> bytes:
-    return blake2b(parent + chunk, digest_size=16).digest()

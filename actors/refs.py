@@ -167,7 +167,7 @@ class Refs:
     With several devices each group has a `Refs` of its own, see `group_refs`.
     """
 
-    ingress: Ref[k.SendFrame] = field(default_factory=lambda: Ref("ingress"))
+    ingress: Ref[k.SendFrame | k.LossHeard] = field(default_factory=lambda: Ref("ingress"))
     gateway: Ref[GatewayInbox] = field(default_factory=lambda: Ref("gateway"))
     tokenizer: Ref[TokenizerInbox] = field(default_factory=lambda: Ref("tokenizer"))
     admission: Ref[AdmissionInbox] = field(default_factory=lambda: Ref("admission"))

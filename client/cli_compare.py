@@ -16,8 +16,10 @@ from muxk.client.turns import Turns
 from muxk.client.written_files import check_files, write_files
 
 if TYPE_CHECKING:
+    from muxk.client import traffic
     from muxk.client.compare import Entry, Study
     from muxk.client.contenders import Contender
+    from muxk.client.first_look import Cut
 
 REQUESTS_DEFAULT = 200
 SEEDS_DEFAULT = 3
@@ -58,8 +60,8 @@ Quick = Annotated[
     bool,
     typer.Option(
         "--quick",
-        help="A first look in minutes: one seed, runs of 60 requests, goodputs to 20 %. What you give "
-        "yourself of --seeds, --requests and --tolerance counts.",
+        help="A first look in minutes: one seed, runs of 60 requests, or fewer where answers are long, "
+        "goodputs to 20 %. What you give yourself of --seeds, --requests and --tolerance counts.",
     ),
 ]
 
@@ -91,6 +93,8 @@ def compare(
     All get the same requests. Nothing depends on --jobs. What fails is reported in its place; the exit code
     is 1 only when everything failed.
     """
+    import dataclasses
+
     from msgspec.structs import replace
     from muxk.client.compare import Study
     from muxk.client.compare import compare as run
@@ -110,7 +114,9 @@ def compare(
         tolerance,
         quick,
     )
-    _check(study)
+    workloads_found = _check(study)
+    if quick and not _is_given(context, "requests"):
+        study = dataclasses.replace(study, cuts=_cuts(workloads_found, requests))
     with opened_study(jobs, cache) as opened:
         entries = run(opened.lab, study, opened.tell_plan)
     _report(study, entries, opened.notes(), html, json_file)
@@ -120,9 +126,13 @@ def compare(
 
 def _quick(context: typer.Context, name: str) -> float:
     """The value of an option under --quick: that of the command line if it is there."""
+    return float(context.params[name]) if _is_given(context, name) else QUICK[name]
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has the option."""
     source = context.get_parameter_source(name)
-    given = source is not None and source.name != "DEFAULT"
-    return float(context.params[name]) if given else QUICK[name]
+    return source is not None and source.name != "DEFAULT"
 
 
 def _contenders(texts: list[str], device: str, settings: dict[str, str]) -> list[Contender]:
@@ -136,18 +146,22 @@ def _contenders(texts: list[str], device: str, settings: dict[str, str]) -> list
         die(str(error), USAGE)
 
 
-def _check(study: Study) -> None:
-    from muxk.client.arrivals import check_rate
-    from muxk.client.errors import ClientError
+def _check(study: Study) -> dict[str, traffic.Workload]:
+    """The workloads, by name; ends the command for what makes no sense."""
+    options.check_rates(*study.rates)
+    for contender in study.contenders:
+        cell = study.cell(contender, study.workloads[0])
+        options.check_names(cell.policy, cell.model, *study.workloads)
+        options.check_policy(cell)
+    return {name: options.opened_workload(name, 1.0) for name in study.workloads}
 
-    try:
-        for rate in study.rates:
-            check_rate(rate)
-    except ClientError as error:
-        die(f"--rate: {error}", USAGE)
-    for workload in study.workloads:
-        for contender in study.contenders:
-            options.check_cell(study.cell(contender, workload))
+
+def _cuts(workloads: Mapping[str, traffic.Workload], requests: int) -> dict[str, Cut]:
+    """Workloads whose answers are too long for a first look of so many requests."""
+    from muxk.client.first_look import cut_of
+
+    cuts = {name: cut_of(workload, requests) for name, workload in workloads.items()}
+    return {name: cut for name, cut in cuts.items() if cut is not None}
 
 
 def _report(

@@ -73,6 +73,7 @@ def diff(
     from muxk.client.cells import Cell
 
     check_files(("--json", json_file))
+    options.check_rates(rate)
     slo = options.ttft_slo(ttft)
     template = Cell(
         old,
@@ -109,7 +110,7 @@ def _cell(text: str, template: Cell, settings: dict[str, str]) -> Cell:
     if one.device != template.device:
         die(f"{text}: both are compared on the same device; give it with --device", USAGE)
     cell = replace(template, policy=one.policy, settings=one.settings)
-    options.check_cell(cell)
+    options.check_cell(cell, "--trace")
     return cell
 
 

@@ -19,6 +19,9 @@ from muxk.client.study_options import (
     TurnsOption,
     check_names,
     check_no_settings,
+    check_rates,
+    opened_workload,
+    rate_or_default,
     tbt_ms,
     ttft_slo,
 )
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from muxk.client.measures import Objectives
     from muxk.client.per_request import PerRequest
     from muxk.client.sim_run import Progress, Run, SimPlan
-    from muxk.client.traffic import Workload
 
 DURATION_MAX_S = 1e8
 """Three years."""
@@ -116,6 +118,7 @@ def sim(
         die("--detailed is for the file of --json: give one", USAGE)
     rows = PerRequest() if detailed else None
     check_names(policy, workload, model)
+    check_rates(rate)
     check_no_settings(policy)
     duration_ns = None if duration is None else round(_seconds(duration) * S)
     output_max = None
@@ -123,7 +126,8 @@ def sim(
         requests, output_max = REQUESTS_DEFAULT, OUTPUT_DEFAULT
     opened = _open_policy(policy, parse_settings(settings), tbt_ms(tbt))
     gpu = _with_profile(_open_gpu(opened, device, model, kv_tokens, seed), profile)
-    found, rate = _open_workload(workload, rate, seed)
+    rate = rate_or_default(workload, rate)
+    found = opened_workload(workload, rate, seed=seed)
     plan = SimPlan(
         opened,
         gpu,
@@ -193,20 +197,6 @@ def _with_profile(gpu: GpuBackend, path: Path | None) -> GpuBackend:
         return replace(gpu, profile=profiled(gpu.backend, path))
     except ProfileError as error:
         die(f"--profile: {error}", USAGE)
-
-
-def _open_workload(name: str, rate: float | None, seed: int) -> tuple[Workload, float | None]:
-    """The workload, and the rate at which it comes: 1 a second for one that has none of its own."""
-    from muxk.client.errors import ClientError
-    from muxk.client.synthetic import NAMES
-    from muxk.client.workload_names import Traffic, find_workload
-
-    if rate is None and all(part in NAMES for part in name.split("+")):
-        rate = 1.0
-    try:
-        return find_workload(name, Traffic(rate, seed=seed)), rate
-    except ClientError as error:
-        die(f"--workload {name}: {error}", USAGE)
 
 
 def _simulated(plan: SimPlan) -> Run:

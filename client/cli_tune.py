@@ -107,14 +107,8 @@ def _candidates(params: Sequence[str]) -> tuple[Candidate, ...]:
 def _check(tuning: Tuning) -> None:
     """Every candidate, before the first run: a value out of bounds is a mistake of the command line."""
     from msgspec.structs import replace
-    from muxk.client.arrivals import check_rate
-    from muxk.client.errors import ClientError
 
-    try:
-        if tuning.rate is not None:
-            check_rate(tuning.rate)
-    except ClientError as error:
-        die(f"--rate: {error}", USAGE)
+    options.check_rates(tuning.rate)
     options.check_names(tuning.cell.policy)
     options.check_no_settings(tuning.cell.policy)
     for settings in tuning.candidates:

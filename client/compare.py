@@ -7,7 +7,7 @@ a policy leaves idle differs between a light load and a full one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
 
@@ -15,7 +15,8 @@ import msgspec
 from muxk.client.cells import Cell, Goal, Outcome
 from muxk.client.contenders import Contender
 from muxk.client.experiments import CHECKED_BEYOND, CellFailed, Lab, Sought, around
-from muxk.client.goodput import Goodput, runs_left
+from muxk.client.first_look import Cut, search_of
+from muxk.client.goodput import Goodput, Search, runs_left
 
 ALL_AT_ONCE = 1000.0
 """Requests a second that no server keeps up with: what it completes then shows where to search."""
@@ -45,6 +46,8 @@ class Study:
     tolerance: float
     quick: bool = False
     """It was asked for few and short runs: what it says is coarse, and it must say so."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """By workload: those whose runs are shorter than asked for, since their answers are long."""
 
     @property
     def checks(self) -> tuple[float, ...]:
@@ -53,8 +56,10 @@ class Study:
 
     def cell(self, contender: Contender, workload: str) -> Cell:
         """The cell of a pair, without a rate."""
+        cut = self.cuts.get(workload)
         return msgspec.structs.replace(
             self.template,
+            requests=self.template.requests if cut is None else cut.requests,
             policy=contender.policy,
             settings=contender.settings,
             device=contender.device,
@@ -86,6 +91,8 @@ class Entry:
     """Why there is nothing else here."""
     capacity: float = 0.0
     """Requests a second that it completes when all come at once."""
+    answer_s: float = 0.0
+    """How long a request takes then, on average."""
     goodputs: dict[Goal, Goodput | CellFailed] = field(default_factory=dict)
     at: list[AtRate] = field(default_factory=list)
 
@@ -121,8 +128,11 @@ def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
     probes = lab.run([msgspec.structs.replace(entry.cell, rate=ALL_AT_ONCE) for entry in entries])
     for entry, probe in zip(entries, probes, strict=True):
         entry.error = probe.error
-        entry.capacity = 0.0 if probe.error else probe.figures["request_throughput"]
-        if not probe.error and not entry.capacity:
+        if probe.error:
+            continue
+        entry.capacity = probe.figures["request_throughput"]
+        entry.answer_s = probe.figures["mean_e2el_ms"] / 1000
+        if not entry.capacity:
             entry.error = "it completed no request"
     return [probe for probe in probes if not probe.error]
 
@@ -130,9 +140,13 @@ def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
 def _plan(study: Study, entries: Sequence[Entry], probes: Sequence[Outcome], jobs: int) -> Plan:
     measured = len(study.seeds) * (len(study.rates) or len(LOADS))
     searched = len(study.seeds) * runs_of_searches(len(study.goals), study.tolerance, study.checks)
-    seconds = SLOWER * (searched + measured) * sum(probe.seconds for probe in probes) / jobs
-    work = tuple((entry.cell, searched + measured) for entry in entries if not entry.error)
-    return Plan((searched + measured) * len(probes), seconds, work)
+    # The search of a cut workload begins with its highest rate, which most meet, for all goals.
+    at_once = len(study.seeds) * min(1, len(study.goals))
+    alive = [entry for entry in entries if not entry.error]
+    counts = [measured + (at_once if entry.workload in study.cuts else searched) for entry in alive]
+    seconds = SLOWER * sum(n * probe.seconds for n, probe in zip(counts, probes, strict=True)) / jobs
+    work = tuple((entry.cell, n) for entry, n in zip(alive, counts, strict=True))
+    return Plan(sum(counts), seconds, work)
 
 
 def runs_of_searches(goals: int, tolerance: float, checks: tuple[float, ...]) -> int:
@@ -144,15 +158,20 @@ def runs_of_searches(goals: int, tolerance: float, checks: tuple[float, ...]) ->
 def _search(lab: Lab, study: Study, entries: Sequence[Entry]) -> None:
     pairs = [(entry, goal) for entry in entries for goal in study.goals]
     sought = [
-        Sought(entry.cell, goal, around(_start(study, entry), study.tolerance, study.checks), study.seeds)
-        for entry, goal in pairs
+        Sought(entry.cell, goal, _search_of(study, entry, entries), study.seeds) for entry, goal in pairs
     ]
     for (entry, goal), found in zip(pairs, lab.goodputs(sought), strict=True):
         entry.goodputs[goal] = found
 
 
-def _start(study: Study, entry: Entry) -> float:
-    return study.rates[0] if study.rates else entry.capacity * START
+def _search_of(study: Study, entry: Entry, entries: Sequence[Entry]) -> Search:
+    cut = study.cuts.get(entry.workload)
+    if cut is None:
+        start = study.rates[0] if study.rates else entry.capacity * START
+        return around(start, study.tolerance, study.checks)
+    # The same rates for all: who is given higher ones would seem to carry more.
+    first = next(other for other in entries if other.workload == entry.workload)
+    return search_of(rounded(cut.requests / first.answer_s), study.rates, study.tolerance)
 
 
 def _measure(lab: Lab, study: Study, entries: Sequence[Entry]) -> None:

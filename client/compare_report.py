@@ -14,6 +14,7 @@ from muxk.actors.gpu_backend import parse_gpu
 from muxk.client.cells import Bins, Goal, command_of
 from muxk.client.compare import AtRate, Entry, Study
 from muxk.client.experiments import CellFailed
+from muxk.client.first_look import in_words
 from muxk.client.goodput import Goodput, Limit
 from muxk.client.quantiles import pooled, quantile_ms
 from muxk.policies.problems import visible
@@ -239,23 +240,29 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         "that TBT as TPOT, and the queue is stable."
     )
     yield from _own_slos(entries)
+    requests = template.requests or 0
+    fewer = ", or fewer" if study.cuts else ""
     yield (
         f"Means over {len(study.seeds)} seeds with the 95 % interval of Student's t; each found by bisection "
-        f"to {study.tolerance:.0%}, in runs of {template.requests} requests."
+        f"to {study.tolerance:.0%}, in runs of {requests} requests{fewer}."
         if len(study.seeds) > 1
         else f"One seed: no interval. Found by bisection to {study.tolerance:.0%}, in runs of "
-        f"{template.requests} requests."
+        f"{requests} requests{fewer}."
     )
-    requests = template.requests or 0
-    yield from few_requests(requests)
+    for workload, cut in study.cuts.items():
+        yield in_words(workload, cut, requests)
+    if len(study.cuts) < len(study.workloads):
+        yield from few_requests(requests)
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
-    fastest = max((found.rate for found in goodputs), default=0.0)
+    whole = [entry for entry in entries if entry.workload not in study.cuts]
+    rates = [one.rate for entry in whole for one in entry.goodputs.values() if isinstance(one, Goodput)]
+    fastest = max(rates, default=0.0)
     if fastest and requests and requests / fastest < SECONDS_FEW:
         yield (
             f"At {fastest:.3g}/s {requests} requests are {requests / fastest:.1f} s of traffic: a queue that "
             f"grows slowly is not seen to. --requests {ceil(SECONDS_FEW * fastest)} would be {SECONDS_FEW} s."
         )
-    if not all(found.exact for found in goodputs):
+    if any(" ?" in goodput_in_words(found) for found in goodputs):
         yield "?: with some seed the search ended at one of its limits."
     if not all(found.monotone for found in goodputs):
         yield "*: with some seed a rate above one that was not met was met again; the lower one counts."
@@ -314,6 +321,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "device": entry.contender.device,
         "gpus": gpus_of(entry),
         "workload": entry.workload,
+        "requests": entry.cell.requests,
         "error": entry.error,
         "capacity": entry.capacity,
         "goodput": {goal.value: _goodput(found) for goal, found in entry.goodputs.items()},

@@ -14,6 +14,7 @@ from muxk.client.terminal import described_tasks, error_console
 from muxk.client.turns import Turns
 
 if TYPE_CHECKING:
+    from muxk.client import traffic
     from muxk.client.cells import Cell
     from muxk.client.sim_run import Progress
     from muxk.policies.units import TtftSlo
@@ -155,20 +156,41 @@ def check_policy(cell: Cell) -> None:
         die(str(error), USAGE)
 
 
-def check_cell(cell: Cell) -> None:
+def check_cell(cell: Cell, option: str = "--workload") -> None:
     """End the command for a policy, a device or a workload that makes no sense whatever else is asked.
 
     A model that does not fit a device is not among that: others may be compared on others.
     """
+    check_names(cell.policy, cell.workload, cell.model, *(text for pair in cell.settings for text in pair))
+    check_policy(cell)
+    opened_workload(cell.workload, cell.rate or 1.0, option)
+
+
+def opened_workload(
+    name: str, rate: float | None, option: str = "--workload", seed: int = 0
+) -> traffic.Workload:
+    """End the command for one that is none, with the option that named it."""
     from muxk.client.errors import ClientError
     from muxk.client.workload_names import Traffic, find_workload
 
-    check_names(cell.policy, cell.workload, cell.model, *(text for pair in cell.settings for text in pair))
-    check_policy(cell)
     try:
-        find_workload(cell.workload, Traffic(cell.rate or 1.0))
+        return find_workload(name, Traffic(rate, seed=seed))
     except ClientError as error:
-        die(f"--workload {cell.workload}: {error}", USAGE)
+        said = str(error)  # of a file it begins with its path and line
+        die(f"{option} {said}" if said.startswith(name) else f"{option} {name}: {said}", USAGE)
+
+
+def check_rates(*rates: float | None) -> None:
+    """End the command for a rate at which no run would end, or that is none."""
+    from muxk.client.arrivals import check_rate
+    from muxk.client.errors import ClientError
+
+    try:
+        for rate in rates:
+            if rate is not None:
+                check_rate(rate)
+    except ClientError as error:
+        die(f"--rate: {error}", USAGE)
 
 
 def rate_or_default(workload: str, rate: float | None) -> float | None:

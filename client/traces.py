@@ -126,7 +126,9 @@ class TraceWorkload:
         self.format = known
         self.survey = surveyed
         if replay.rate is None and not self.timed:
-            raise WorkloadError(f"{path} has lengths and no times of arrival: say at which rate they come")
+            raise WorkloadError(
+                f"{path} has lengths and no times of arrival: say with --rate how many come a second"
+            )
         if self.timed and surveyed.rows == 1 and replay.rate is not None:
             raise WorkloadError(f"{path} has one request, which has no rate that could be changed")
 

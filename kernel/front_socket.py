@@ -17,6 +17,7 @@ from muxk.kernel.backlog import Backlog
 from muxk.kernel.curve import CurveKeys
 from muxk.kernel.keepalive import notice_dead_hosts
 from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.unread import unread_bytes
 
 MESSAGE_BYTES_MAX = 1024 * 1024
 """Default bound of one frame from a client; a peer that sends more is disconnected by ZeroMQ."""
@@ -43,7 +44,7 @@ RETRY_FRAMES = 512
 """Frames that one such round sends, so that it takes about a millisecond."""
 
 LINGER_MS = 1000
-"""How long a stopping server waits for the last frames to leave."""
+"""How long a closing socket may take to hand what ZeroMQ has of the last frames to the kernel."""
 
 HANDSHAKE_MS = 5_000
 """A connection that is not set up by then is closed: strangers do not collect on the socket."""
@@ -70,9 +71,14 @@ class FrontSocket:
         self._send_bound = send_bound
         self._keys = keys
         self._socket: zmq.Socket[bytes] | None = None
+        self._endpoint = ""
+        """As it was bound."""
         self._tell: Callable[[Message], None] = _nobody
         self._surplus_of: bytes | None = None
         self._backlog = Backlog()
+        self._lossy: dict[bytes, int] = {}
+        """Peers that lost frames, and how often the gateway was told so and has not handled it yet. Nothing
+        is sent to them meanwhile: what the gateway sends would follow a gap that it does not know of."""
         self.retry_ns: int | None = None
         """When `retry` has to be called, by the monotonic clock; None while nothing is held back."""
         self.pending = False
@@ -93,7 +99,8 @@ class FrontSocket:
             socket.close(linger=0)
             raise CanNotListen(f"can not listen on {endpoint}: {error.strerror}") from error
         self._socket, self._tell, self.pending = socket, tell, True
-        return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint
 
     def _configure(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -121,6 +128,9 @@ class FrontSocket:
         The gateway hears PeerGone when nobody is there, and PeerSlow when too much is held back already.
         """
         self.pending = True  # a send takes the edge of a frame that arrived meanwhile
+        if frame.peer in self._lossy:
+            self._give_up(frame.peer, frame.payload)
+            return
         try:
             behind = self._backlog.holds(frame.peer)
             if behind or not self._sent_now(frame.peer, frame.payload):
@@ -131,7 +141,7 @@ class FrontSocket:
     def _hold(self, frame: SendFrame) -> None:
         now_ns = time.monotonic_ns()
         if not self._backlog.hold(frame.peer, frame.payload, now_ns):
-            self._tell(PeerSlow(peer=frame.peer, payload=frame.payload))
+            self._give_up(frame.peer, frame.payload)
         elif self.retry_ns is None:
             self.retry_ns = now_ns + RETRY_NS
 
@@ -166,9 +176,18 @@ class FrontSocket:
             backlog.taken(peer, now_ns)
         backlog.tried(peer)
         if backlog.stalled(peer, now_ns):
-            oldest, *more = backlog.drop(peer)
-            self._tell(PeerSlow(peer, oldest, tuple(more)))
+            self._give_up(peer, *backlog.drop(peer))
         return tried
+
+    def _give_up(self, peer: bytes, oldest: bytes, *more: bytes) -> None:
+        self._lossy[peer] = self._lossy.get(peer, 0) + 1
+        self._tell(PeerSlow(peer, oldest, more))
+
+    def loss_heard(self, peer: bytes) -> None:
+        """The gateway has handled one PeerSlow."""
+        left = self._lossy.pop(peer, 0) - 1
+        if left > 0:
+            self._lossy[peer] = left
 
     def _sent_now(self, peer: bytes, payload: bytes) -> bool:
         identity = peer[1:]
@@ -231,8 +250,19 @@ class FrontSocket:
             socket.recv(zmq.NOBLOCK, copy=False)
         return None
 
+    def leaving(self) -> bool:
+        """Try once more to send what was held back; whether frames are on their way to peers that read late.
+
+        False may be a moment between two frames.
+        """
+        if self._socket is None:
+            return False
+        if self._backlog.bytes:
+            self.retry()
+        return self._backlog.bytes > 0 or unread_bytes(self._endpoint) > 0
+
     def close(self) -> None:
-        """Unbind; frames already queued leave within LINGER_MS. Idempotent."""
+        """Unbind; what was held back is dropped, the other frames leave within LINGER_MS. Idempotent."""
         if self._socket is not None:
             self._socket.close(linger=LINGER_MS)
             self._socket = None

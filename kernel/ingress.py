@@ -8,19 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import anyio
 import zmq
 from muxk.kernel.actor import ActorSpec, ContractError, Message, accepted_types
 from muxk.kernel.curve import CurveServer
 from muxk.kernel.front_socket import MESSAGE_BYTES_MAX, SEND_BOUND, CanNotListen, FrontSocket
 from muxk.kernel.fronts import ADMIN_PREFIX, CLIENT_PREFIX
 from muxk.kernel.gatekeeper import Gatekeeper
-from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.messages import FrameReceived, LossHeard, PeerGone, PeerSlow, SendFrame
 from muxk.kernel.names import GATEWAY_NAME
 
 __all__ = ["MESSAGE_BYTES_MAX", "SEND_BOUND", "CanNotListen", "Ingress", "check_gateway"]
 
 AdminEndpoint = Callable[[str], str]
 """The clients' endpoint as it was bound -> the ipc endpoint of the admin socket. Raises CanNotListen."""
+
+LEAVE_S = 5.0
+"""How long a server that stops in order waits for clients to read what it has for them."""
+
+LOOK_S = 0.01
+"""Between two looks whether they have."""
+
+LOOKS = 2
+"""In a row that find that they have, before it goes: one may fall between two frames."""
 
 Source = FrontSocket | Gatekeeper
 """What the runtime waits for: it has a `fileno` and is `pending` when it should be looked at."""
@@ -76,10 +86,13 @@ class Ingress:
             self.close()
             raise
 
-    def send(self, frame: SendFrame) -> None:
+    def send(self, message: SendFrame | LossHeard) -> None:
         """Send without waiting; the gateway hears PeerGone or PeerSlow when that fails."""
-        front = self._admins if frame.peer.startswith(ADMIN_PREFIX) else self._clients
-        front.send(frame)
+        front = self._admins if message.peer.startswith(ADMIN_PREFIX) else self._clients
+        if isinstance(message, LossHeard):
+            front.loss_heard(message.peer)
+        else:
+            front.send(message)
 
     @property
     def retry_ns(self) -> int | None:
@@ -98,8 +111,17 @@ class Ingress:
             if source.pending and frames > 0:
                 frames -= source.pump(frames)
 
+    async def see_off(self, hurried: Callable[[], bool]) -> None:
+        """Until peers have read what they were sent, for LEAVE_S at most, or until somebody is in a hurry."""
+        with anyio.move_on_after(LEAVE_S):
+            looks = 0
+            while looks < LOOKS and not hurried():
+                await anyio.sleep(LOOK_S)
+                late = [front.leaving() for front in self._fronts]
+                looks = 0 if any(late) else looks + 1
+
     def close(self) -> None:
-        """Unbind; frames already queued leave within a moment. Idempotent."""
+        """Unbind; what was held back is dropped, the other frames leave within a moment. Idempotent."""
         self._clients.close()
         self._admins.close()
         if self._gatekeeper is not None:

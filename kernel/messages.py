@@ -334,3 +334,9 @@ class PeerSlow(Message, frozen=True):
     """The oldest of them."""
     more: tuple[bytes, ...] = ()
     """Those behind it, in their order."""
+
+
+class LossHeard(Message, frozen=True):
+    """gateway -> ingress: it has handled a PeerSlow; until then no newer frame of the peer is sent either."""
+
+    peer: bytes

@@ -30,7 +30,7 @@ from muxk.kernel.device import DevicePort
 from muxk.kernel.doorbell import Doorbell
 from muxk.kernel.inbox import Inbox, PostLanes
 from muxk.kernel.ingress import Ingress, Source, check_gateway
-from muxk.kernel.messages import SendFrame
+from muxk.kernel.messages import LossHeard, SendFrame
 from muxk.kernel.names import GATEWAY_NAME, INGRESS_NAME, UnknownRef
 from muxk.kernel.offload import OffloadPool
 from muxk.kernel.supervisor import Child, CrashReport, RestartLimit, Supervisor
@@ -78,6 +78,8 @@ class RealtimeRuntime:
         self._armed_ns: int | None = None
         self._stop_reason: str | None = None
         self._drain_wanted = False
+        self._hurried = False
+        """Somebody outside wants the end, who waits for nobody."""
         self._idle_wanted = False
         self._idle_due_ns = 0
         self._started = False
@@ -112,6 +114,8 @@ class RealtimeRuntime:
             self._doorbell.ring()
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
+        if self._ingress is not None:
+            await self._ingress.see_off(lambda: self._hurried)
 
     def _close(self) -> None:
         self.halt("cancelled")
@@ -128,7 +132,11 @@ class RealtimeRuntime:
     # What the application calls.
 
     def request_stop(self, reason: str) -> None:
-        """Stop in an orderly way; from the loop thread or a signal handler. The first reason stays."""
+        """Stop at once; from the loop thread or a signal handler. The first reason stays.
+
+        Frames that clients do not take in that moment are dropped. An actor's `stop` waits for them a while.
+        """
+        self._hurried = True
         self.halt(reason)
         self._ring()
 
@@ -280,7 +288,7 @@ class RealtimeRuntime:
     def _send_out(self, ref: Ref[Any], message: Message) -> None:
         if ref.name != INGRESS_NAME or self._ingress is None:
             raise UnknownRef(ref.name)
-        if not isinstance(message, SendFrame):
+        if not isinstance(message, SendFrame | LossHeard):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
         self._ingress.send(message)
 

@@ -65,7 +65,11 @@ class TokenPool:
         # The same memory, for access to single elements.
         self._sum_of, self._last_of = self._sums.data, self._lasts.data
         self._power_of = self._powers.data
-        self._steps: dict[int, bytes] = {}
+        self._steps: dict[int, Sequence[int]] = {}
+        """The tokens of the last steps, oldest first."""
+        self._table_bytes = b""
+        self._table = memoryview(self._table_bytes)
+        """The page table of the last step, as its column and by element."""
         self._end_every = end_every
 
     def beside(self) -> TokenPool:
@@ -114,42 +118,54 @@ class TokenPool:
         return np.uint64(sums[-1])
 
     def decode(self, work: DecodeWork) -> StepOutput:
-        few = len(work.requests) <= FEW_ROWS and work.sampling.greedy
-        output = self._decode_few(work) if few else self._decode_many(work)
-        steps = self._steps
-        if len(steps) > KEPT_STEPS:
-            for step in [step for step in steps if step < work.step_id - KEPT_STEPS]:
-                del steps[step]
-        steps[work.step_id] = output.tokens
+        if len(work.requests) <= FEW_ROWS and work.sampling.greedy:
+            return self._decode_few(work)
+        output = self._decode_many(work)
+        self._keep(work.step_id, int32_values(output.tokens))
         return output
+
+    def _keep(self, step_id: int, tokens: Sequence[int]) -> None:
+        """For steps that follow, which are numbered upwards."""
+        steps = self._steps
+        steps[step_id] = tokens
+        if len(steps) > 1 + KEPT_STEPS:
+            del steps[next(iter(steps))]
 
     def _decode_few(self, work: DecodeWork) -> StepOutput:
         """As `_decode_many`, of greedy rows."""
-        table, width = memoryview(work.page_table).cast("i"), work.pages_per_row
+        table, width = self._table_of(work), work.pages_per_row
         positions = int32_values(work.positions)
         longest = max(positions)
         if longest >= len(self._powers):
             self._grow(longest + 1)
         sum_of, last_of, power_of = self._sum_of, self._last_of, self._power_of
-        written, first = [], 0
+        pages, totals, first = [], [], 0
         for token, position in zip(self._tokens_of(work), positions, strict=True):
-            before = table[first + (position - 1) // PAGE_SIZE]
-            base = sum_of[before] if last_of[before] == position - 1 else sum_of[before] ^ LOST_VALUE
-            total = base + (token + 1) * power_of[position] & WORD
-            written.append((table[first + position // PAGE_SIZE], position, total))
+            page = table[first + (position - 1) // PAGE_SIZE]
+            base = sum_of[page] if last_of[page] == position - 1 else sum_of[page] ^ LOST_VALUE
+            totals.append(base + (token + 1) * power_of[position] & WORD)
+            # The token before lies in the same page, but for the first one of a page.
+            pages.append(page if position % PAGE_SIZE else table[first + position // PAGE_SIZE])
             first += width
-        sampled = []
-        for page, position, total in written:
+        for page, position, total in zip(pages, positions, totals, strict=True):
             sum_of[page], last_of[page] = total, position
-            sampled.append(self._token(total))
+        sampled = self._sample_few(totals)
+        self._keep(work.step_id, sampled)
         return StepOutput(int32_bytes(sampled))
+
+    def _table_of(self, work: DecodeWork) -> memoryview:
+        """The page table of a step, which is often the very one of the step before."""
+        if work.page_table is not self._table_bytes:
+            self._table_bytes = work.page_table
+            self._table = memoryview(work.page_table).cast("i")
+        return self._table
 
     def _tokens_of(self, work: DecodeWork) -> Sequence[int]:
         """The last token of each row of a step, which the step before may have sampled."""
         rows, sources = work.carried_rows, work.carried_from
         if not rows:
             return int32_values(work.tokens)
-        kept = int32_values(self._steps[work.after_step])
+        kept = self._steps[work.after_step]
         if rows == sources and len(rows) == len(work.tokens):
             return kept[: len(work.requests)]  # the same rows, as most steps have them
         tokens = list(int32_values(work.tokens))
@@ -162,8 +178,8 @@ class TokenPool:
         values = int32_array(work.tokens)
         if work.carried_rows:
             values = values.copy()
-            carried = int32_array(self._steps[work.after_step])[int32_array(work.carried_from)]
-            values[int32_array(work.carried_rows)] = carried
+            kept = self._steps[work.after_step]
+            values[int32_array(work.carried_rows)] = [kept[row] for row in int32_values(work.carried_from)]
         positions = int32_array(work.positions).astype(np.int64)
         self._grow(int(positions.max()) + 1)
         rows = np.arange(work.rows)
@@ -199,14 +215,18 @@ class TokenPool:
         chosen = self._allowed(tokens.tolist(), mixed, sampling, rows)
         return StepOutput(int32_bytes(chosen), _logprobs(sampling, rows, lengths.tolist(), chosen))
 
-    def _token(self, total: int) -> int:
-        """`_tokens` of one hash, which is mixed as `_mix` does it."""
-        mixed = (total ^ (total >> 30)) * MIX_ONE & WORD
-        mixed = (mixed ^ (mixed >> 27)) * MIX_TWO & WORD
-        mixed ^= mixed >> 31
-        if self._end_every is not None and mixed % self._end_every == 0:
-            return END_TOKEN
-        return LETTER_OF[(mixed >> 16) % len(LETTER_OF)]
+    def _sample_few(self, totals: list[int]) -> list[int]:
+        """`_tokens` of some hashes, which are mixed as `_mix` does it."""
+        tokens, end_every = [], self._end_every
+        for total in totals:
+            mixed = (total ^ (total >> 30)) * MIX_ONE & WORD
+            mixed = (mixed ^ (mixed >> 27)) * MIX_TWO & WORD
+            mixed ^= mixed >> 31
+            if end_every is not None and mixed % end_every == 0:
+                tokens.append(END_TOKEN)
+            else:
+                tokens.append(LETTER_OF[(mixed >> 16) % len(LETTER_OF)])
+        return tokens
 
     def _tokens(self, mixed: Hashes) -> Tokens:
         """Lower-case letters and spaces, now and then the end token."""

@@ -19,7 +19,7 @@ from muxk.kernel import codec
 from muxk.kernel.actor import Actor, ActorSpec, Context, ContractError, Message, Ref, Timer
 from muxk.kernel.agenda import Agenda, Delivery, VirtualInbox
 from muxk.kernel.device import DevicePort
-from muxk.kernel.messages import SendFrame
+from muxk.kernel.messages import LossHeard, SendFrame
 from muxk.kernel.names import INGRESS_NAME, UnknownRef
 from muxk.kernel.supervisor import Child, CrashReport, InboxOverflow, RestartLimit, Supervisor
 from muxk.kernel.trace import DETAIL_BYTES, Trace
@@ -297,6 +297,8 @@ class VirtualRuntime:
     def _send_out(self, sender: str, ref: Ref[Any], message: Message) -> None:
         if ref.name != INGRESS_NAME:
             raise UnknownRef(ref.name)
+        if isinstance(message, LossHeard):
+            return  # `egress` takes every frame
         if not isinstance(message, SendFrame):
             raise ContractError(f"{INGRESS_NAME} does not accept {type(message).__name__}")
         if self._hashed:

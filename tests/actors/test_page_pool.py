@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from muxk.actors import page_pool
+from muxk.actors import page_chain
 from muxk.actors.page_pool import PagePool
 from muxk.kernel.work import int32_bytes
 
@@ -52,8 +52,20 @@ def test_a_page_with_the_same_tokens_after_another_beginning_is_no_hit() -> None
     assert pool.reserve(2, run(1000, 16) + run(500, 16) + tokens(1), spare=0) == 0
 
 
+class _SameForAll:
+    """A hash under which all pages collide."""
+
+    def __init__(self, digest_size: int) -> None:
+        self._digest = bytes(digest_size)
+
+    def update(self, chunk: bytes) -> None: ...
+
+    def digest(self) -> bytes:
+        return self._digest
+
+
 def test_a_collision_of_the_hash_gives_out_no_foreign_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_pool, "_key", lambda parent, chunk: b"same for all")
+    monkeypatch.setattr(page_chain, "blake2b", _SameForAll)
     pool = PagePool(range(1, 20))
     pool.reserve(1, run(0, 16) + tokens(1), spare=0)
     pool.publish(1, run(0, 16))

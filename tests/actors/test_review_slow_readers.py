@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from muxk.actors import protocol as wire
-from muxk.actors.gateway import LIVE_PER_PEER_MAX, OWED_PER_FRAME, Gateway
+from muxk.actors.gateway import LIVE_PER_PEER_MAX, Gateway
+from muxk.actors.gateway_peers import OWED_PER_FRAME
 from muxk.kernel.messages import PeerSlow, SendFrame
 from virtual_server import GATEWAY, MS, S, VirtualServer, expected_tokens
 
@@ -152,3 +153,58 @@ def test_many_owed_ends_arrive_in_several_frames_once_the_client_reads() -> None
     server.run_until(10 * S)
     assert {len(server.outcome(f"r{index}").terminal) for index in range(count)} == {1}
     assert server.owed() == 0
+
+
+def drained(server: SlowServer, until_ns: int) -> bool:
+    """Whether the server has ended in order by then."""
+    server.run_until(until_ns)
+    assert server.runtime.stop_reason in (None, "drained")
+    return server.runtime.stop_reason is not None
+
+
+def test_a_drained_server_stays_for_a_client_that_reads_a_little_later() -> None:
+    server = SlowServer(lambda now_ns, events: now_ns < 3 * S and holds_end(events))
+    server.submit(1 * S, "it", max_tokens=5, **GOOD)
+    server.send(1 * S + 10 * MS, wire.Drain())
+    assert not drained(server, 3 * S)
+    assert server.describe("gateway")["live"] == 0
+    assert drained(server, 3 * S + 200 * MS)
+    assert [end.code for end in server.outcome("it").terminal] == ["slow_reader"]
+
+
+def test_a_drained_server_does_not_stay_for_a_client_that_never_reads() -> None:
+    server = SlowServer(lambda now_ns, events: holds_end(events))
+    server.submit(1 * S, "it", max_tokens=5, **GOOD)
+    server.send(1 * S + 10 * MS, wire.Drain())
+    for ms in range(0, 4000, 200):  # it asks for more, which changes nothing
+        server.submit(2 * S + ms * MS, f"late{ms}", max_tokens=5, **GOOD)
+    assert not drained(server, 3 * S + 500 * MS)
+    assert drained(server, 5 * S)
+
+
+def test_a_drained_server_stops_when_the_client_that_it_waits_for_is_gone() -> None:
+    server = SlowServer(lambda now_ns, events: holds_end(events))
+    server.submit(1 * S, "it", max_tokens=5, **GOOD)
+    server.send(1 * S + 10 * MS, wire.Drain())
+    server.leave(2 * S, b"client")
+    assert not drained(server, 2 * S - 1 * MS)
+    assert drained(server, 2 * S + 200 * MS)
+
+
+def test_the_ends_of_an_earlier_time_are_told_before_an_idle_server_stops() -> None:
+    server = SlowServer(lambda now_ns, events: now_ns < 1 * S + 900 * MS and holds_end(events))
+    server.submit(1 * S + 800 * MS, "it", max_tokens=0, **GOOD)
+    server.send(1 * S + 950 * MS, wire.Drain())
+    assert drained(server, 3 * S)
+    assert [end.code for end in server.outcome("it").terminal] == ["invalid"]
+
+
+def test_a_drained_server_without_such_clients_stops_with_its_last_request() -> None:
+    server = SlowServer(lambda now_ns, events: False)
+    server.submit(1 * S, "it", max_tokens=20, **GOOD)
+    server.send(1 * S + 10 * MS, wire.Drain())
+    server.run_until(4 * S)
+    assert server.runtime.stop_reason == "drained"
+    [finished] = server.outcome("it").terminal
+    assert finished.completion_tokens == 20
+    assert server.runtime.now_ns() - server.outcome("it").times_ns[-1] < 5 * MS

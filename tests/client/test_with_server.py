@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
-from muxk.client import Client, RequestError, ServerProcess
+import zmq
+from muxk.client import Client, RequestError, ServerProcess, protocol
 from muxk.client.server_process import ServerDied
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,15 +49,47 @@ def test_a_server_that_does_not_start_tells_its_parent_why() -> None:
         server.wait_ready()
 
 
-def test_a_drained_server_finishes_its_requests_and_ends_well() -> None:
-    with ServerProcess("muxwise", device="sim") as server, Client(server.wait_ready()) as client:
-        stream = client.submit("hello", max_tokens=50, ignore_eos=True)
+def test_a_drained_server_finishes_its_requests_and_ends_well_also_for_who_reads_them_late() -> None:
+    with (
+        ServerProcess("muxwise", device="sim") as server,
+        Client(server.wait_ready()) as client,
+        late_reader(client.endpoint) as late,
+    ):
+        submit = protocol.Submit("late", prompt="hello", max_tokens=50, ignore_eos=True, detokenize=False)
+        late.send(msgspec.msgpack.encode(submit))
+        stream = client.submit("hello", max_tokens=60, ignore_eos=True)
         next(stream)
         client.drain()
         with pytest.raises(RequestError, match="draining"):
             client.submit("too late").result()
-        assert stream.result().completion_tokens == 50
+        assert stream.result().completion_tokens == 60
+        with pytest.raises(TimeoutError):
+            server.wait(timeout_s=0.5)
+        events = read_to_the_end(late)
         assert server.wait(timeout_s=30) == 0
+        assert sum(len(event.token_ids) for event in events if isinstance(event, protocol.TokenIds)) == 50
+        [finished] = [event for event in events if isinstance(event, protocol.Finished)]
+        assert (finished.finish_reason, finished.completion_tokens) == ("length", 50)
+
+
+@contextmanager
+def late_reader(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    """A connection that takes two frames, and more only when they are read."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.RCVHWM, 2)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 3_600_000)
+        dealer.connect(endpoint)
+        yield dealer
+
+
+def read_to_the_end(dealer: zmq.Socket[bytes]) -> list[protocol.Event]:
+    """All events up to the terminal one."""
+    events: list[protocol.Event] = []
+    while not events or not isinstance(events[-1], protocol.Finished | protocol.Failed):
+        events += msgspec.msgpack.decode(dealer.recv(), type=protocol.Frame).events
+    return events
 
 
 def test_a_killed_server_fails_its_streams() -> None:

@@ -15,7 +15,7 @@ from muxk.kernel import front_socket as front_module
 from muxk.kernel.actor import Message
 from muxk.kernel.backlog import FRAME_BYTES, STALLED_NS, Backlog
 from muxk.kernel.ingress import Ingress
-from muxk.kernel.messages import FrameReceived, PeerGone, PeerSlow, SendFrame
+from muxk.kernel.messages import FrameReceived, LossHeard, PeerGone, PeerSlow, SendFrame
 
 WAIT_MS = 10_000
 BIG = bytes(50_000)
@@ -160,6 +160,28 @@ def test_a_peer_over_its_bound_is_told_with_the_frame_that_was_lost(tmp_path: Pa
         [*slow] = client.told
         assert slow
         assert all(isinstance(message, PeerSlow) and message.payload.endswith(BIG) for message in slow)
+
+
+def test_no_frame_follows_one_that_was_lost_before_the_gateway_has_heard_of_it(tmp_path: Path) -> None:
+    with one_client(tmp_path) as client:
+        client.fill(60)
+        small = [b"%06d small" % number for number in range(60, 63)]
+        client.ingress.send(SendFrame(client.peer, small[0]))
+        losses = len(client.told)
+        for _ in range(losses):
+            client.ingress.send(SendFrame(client.peer, small[1]))
+            client.ingress.send(LossHeard(client.peer))
+        assert len(client.told) == 2 * losses
+        for _ in range(losses):
+            client.ingress.send(LossHeard(client.peer))
+        client.ingress.send(SendFrame(client.peer, small[2]))
+        assert len(client.told) == 2 * losses
+        received = []
+        while not received or received[-1] != small[2]:
+            client.ingress.retry()
+            if client.dealer.poll(10):
+                received.append(client.dealer.recv())
+        assert [int(frame[:6]) for frame in received] == [*range(len(received) - 1), 62]
 
 
 def test_a_peer_that_takes_nothing_for_long_is_told_once_with_all_that_waited(
