@@ -9,7 +9,7 @@ from typing import Any
 from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.idle import IdleLedger
 from muxk.kernel.jobs import NO_TOKENS, Flight, Load, PrefillJob
-from muxk.kernel.messages import MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
+from muxk.kernel.messages import ALONE_TOGETHER, MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
 from muxk.kernel.work import (
     DECODE,
     PREFILL,
@@ -41,7 +41,9 @@ class LaneTable:
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
     untold: list[ItemMeasured] = field(default_factory=list)
-    """What the estimator was not told yet: less than MEASURED_TOGETHER."""
+    """What the estimator was not told yet: less than ALONE_TOGETHER."""
+    told_at: int = ALONE_TOGETHER
+    """Items of which it is told at once: fewer if one of `untold` was no decode step that ran alone."""
     idle: IdleLedger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,9 +196,11 @@ class LaneTable:
         if found is None:
             return None
         self.untold.append(found)
-        if len(self.untold) < MEASURED_TOGETHER:
+        if found.shared or found.phase is PREFILL:
+            self.told_at = MEASURED_TOGETHER
+        if len(self.untold) < self.told_at:
             return None
-        told, self.untold = self.untold, []
+        told, self.untold, self.told_at = self.untold, [], ALONE_TOGETHER
         return ItemsMeasured(tuple(told))
 
     def _measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:

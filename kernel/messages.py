@@ -12,7 +12,9 @@ from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
 from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs
 
 MEASURED_TOGETHER = 8
-"""Items that the estimator hears of at once: it looks at its tables once in so many."""
+"""Items that the estimator hears of at once, or more: it looks at its tables once in so many."""
+ALONE_TOGETHER = 32
+"""The same where all of them are decode steps that ran alone, which say little that it does not know."""
 
 
 class RunProbe(Message, frozen=True):
@@ -258,7 +260,7 @@ class ItemMeasured(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemsMeasured(Message, frozen=True):
-    """arbiter -> estimator: MEASURED_TOGETHER items that ended, in their order."""
+    """arbiter -> estimator: MEASURED_TOGETHER items that ended or more, in their order."""
 
     items: tuple[ItemMeasured, ...]
 

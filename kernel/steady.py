@@ -15,7 +15,7 @@ from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.device import ForeseeingDevice, ItemDone
 from muxk.kernel.jobs import Flight
 from muxk.kernel.lanes import LaneTable, SplitLedger
-from muxk.kernel.messages import MEASURED_TOGETHER, RowPages, StepsRan
+from muxk.kernel.messages import RowPages, StepsRan
 from muxk.kernel.view import Decision, DecodeView, View
 from muxk.kernel.work import DECODE, DecodeWork, int32_bytes, int32_values
 
@@ -100,7 +100,7 @@ class SteadyDecode:
         None when it wants more than its launch, which is then not counted: it will be asked again. And when
         the estimator is to hear of the step that ended, after which it may say something else.
         """
-        if len(self._lanes.untold) >= MEASURED_TOGETHER - 1:
+        if len(self._lanes.untold) + 1 >= self._lanes.told_at:
             return None
         view = self._view(newest, now_ns)
         decision = self._state.decider.policy.decide(view)
