@@ -18,8 +18,7 @@ from muxk.actors.columns import ExtrasMaker
 from muxk.actors.decode_rows import NEVER, Ending, Row, Stretch
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
-from muxk.kernel.messages import RowPages
-from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes, int32_values
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, RowPages, SamplingColumns, int32_bytes, int32_values
 
 FEW_ROWS = 24
 SAMPLING_DTYPE = np.dtype(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.work import (
@@ -13,6 +13,7 @@ from muxk.kernel.work import (
     PrefillWork,
     ProbeWork,
     RowLogprobs,
+    RowPages,
     Split,
     StepOutput,
 )
@@ -145,26 +146,41 @@ class ElasticDevice(Device, Protocol):
         """From the next launch on; at least 1."""
 
 
+class StepAhead(NamedTuple):
+    """A decode step in flight whose end is known."""
+
+    item_id: int
+    started_ns: int
+    ended_ns: int
+    known_ns: int
+    """When the arbiter is told."""
+    tokens: bytes
+    """int32[rows]."""
+
+
+class StepsAhead(Protocol):
+    """Decode steps of the same rows, each behind the one before, on a device where nothing else runs."""
+
+    @property
+    def newest(self) -> StepAhead:
+        """The last one that was launched."""
+
+    @property
+    def quiet_until_ns(self) -> int:
+        """Before this nothing happens but the ends of steps."""
+
+    def launch(self, item_id: int, at_ns: int) -> StepAhead:
+        """The next step, at a time that may be ahead of the runtime's."""
+
+
 class ForeseeingDevice(Device, Protocol):
-    """One in virtual time, which knows at its launch when an item will end, if nothing is launched beside it.
+    """One in virtual time, which knows at its launch when a step will end if nothing is launched beside it."""
 
-    Times are those of the runtime, and may be ahead of it while nothing else can happen.
-    """
+    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> Any:
+        """`StepsAhead` of a step on its lane; `pages` of its rows, if they are others than the work says."""
 
-    def quiet_until_ns(self, item_id: int) -> int:
-        """Before this nothing happens but the completion of an item in flight."""
-
-    def foresee(self, item_id: int) -> tuple[int, ItemDone]:
-        """When the completion of an item in flight will be known, and the completion."""
-
-    def launch_ahead(self, lane: Lane, item: Item, at_ns: int) -> None:
-        """`launch` of a decode step at a time to come, behind the one in its lane. Nothing is posted of it."""
-
-    def take(self, item_id: int) -> None:
-        """The completion was foreseen and is not to be posted any more."""
-
-    def post_foreseen(self, item_id: int) -> None:
-        """Post the completion of an item that was launched ahead, when it is due."""
+    def commit(self, steps: Any) -> None:
+        """They were launched; the completions of the last two are posted, of none before."""
 
 
 class Runner(Protocol):

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from muxk.kernel.jobs import Flight
+from muxk.kernel.steps_in_flight import StepsInFlight
 from muxk.kernel.work import Phase, ProbeWork
 
 BUCKETS = 48
@@ -251,6 +252,21 @@ class IdleLedger:
         if len(pieces) > 1:
             self._join()
 
+    def steps_ended(self, steps: StepsInFlight) -> None:
+        """As `ended` and `launched` of decode steps one behind the other; the last two are in flight."""
+        pieces = self._on(steps.oldest.lane.units)
+        for piece in pieces:
+            units = piece.stop - piece.first
+            for place, step in enumerate(steps.steps[: steps.ended]):
+                if step.started_ns > piece.since_ns:
+                    waits_ns = (steps.launched_ns(place), steps.ready_ns(place))
+                    self._book_gap(piece, waits_ns, step.started_ns, DRAIN, LAUNCH)
+                self._busy[Busy.DECODE] += (step.ended_ns - piece.since_ns) * units
+                piece.since_ns, piece.cause = step.ended_ns, HOST
+            piece.flights = [step.item_id for step in steps.steps[steps.ended :]]
+        if len(pieces) > 1:
+            self._join()
+
     def explain(self, regions: Sequence[tuple[int, Cause]], now_ns: int) -> None:
         """Why units that nothing is launched on are idle from now on: (where a region stops, its cause),
         ascending, the last one at the end of the device."""
@@ -333,8 +349,15 @@ class IdleLedger:
         launch. A batch for which another was parked waits for that alone."""
         preempts = flight.begins_job and flight.job is not None and flight.job.depth > 0
         drain, launch = (PREEMPTION, PREEMPTION) if preempts else (DRAIN, LAUNCH)
-        self._book_until(piece, min(flight.launched_ns, begin_ns), HOST)
-        self._book_until(piece, min(flight.ready_ns, begin_ns), drain)
+        self._book_gap(piece, (flight.launched_ns, flight.ready_ns), begin_ns, drain, launch)
+
+    def _book_gap(
+        self, piece: _Piece, waits_ns: tuple[int, int], begin_ns: int, drain: Cause, launch: Cause
+    ) -> None:
+        """`waits_ns`: when the item was launched, and when what it waits for had ended."""
+        launched_ns, ready_ns = waits_ns
+        self._book_until(piece, min(launched_ns, begin_ns), HOST)
+        self._book_until(piece, min(ready_ns, begin_ns), drain)
         self._book_until(piece, begin_ns, launch)
 
     def _book_until(self, piece: _Piece, until_ns: int, cause: Cause) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from muxk.kernel.device import Lane
-from muxk.kernel.messages import RowPages, StepsRan
+from muxk.kernel.messages import StepsRan
 from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
     DecodeWork,
@@ -15,6 +15,7 @@ from muxk.kernel.work import (
     PrefillShape,
     PrefillWork,
     ProbeWork,
+    RowPages,
     attention_pairs,
     chunk_rows,
 )

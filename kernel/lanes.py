@@ -10,6 +10,7 @@ from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.idle import IdleLedger
 from muxk.kernel.jobs import NO_TOKENS, Flight, Load, PrefillJob
 from muxk.kernel.messages import ALONE_TOGETHER, MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
+from muxk.kernel.steps_in_flight import StepsInFlight
 from muxk.kernel.work import (
     DECODE,
     PREFILL,
@@ -129,27 +130,45 @@ class LaneTable:
         self.idle.launched(flight)
         self.device.launch(lane, item, after)
 
-    def queue_decode(self, newest: Flight, work: DecodeWork, now_ns: int) -> tuple[Flight, Item]:
-        """As `launch_decode` behind a step, where nothing else is in flight; the caller launches the item."""
-        item_id, layers = self.next_item, self.device.layers
-        self.next_item += 1
-        flight = self.flights[item_id] = Flight(
-            item_id=item_id,
-            lane=newest.lane,
+    def steps_ended(
+        self, steps: StepsInFlight, context_tokens: int, works: tuple[DecodeWork, DecodeWork]
+    ) -> None:
+        """Take out steps, the first one's context given, and put in the two that are in flight now."""
+        oldest, newest, count = steps.oldest, steps.newest, steps.ended
+        units, rows, layers = len(oldest.lane.units), oldest.work.rows, self.device.layers
+        for step in steps.steps[:count]:
+            elapsed_ns = step.ended_ns - step.started_ns
+            self.untold.append(
+                ItemMeasured(DECODE, units, rows, rows, 0, context_tokens, layers, elapsed_ns, shared=False)
+            )
+            context_tokens += rows
+        kept = {newest.item_id: newest} if count == 1 else {}
+        self.flights.clear()
+        for place, work in zip((count, count + 1), works, strict=True):
+            flight = kept.get(steps.steps[place].item_id) or self._queued(steps, place, work)
+            self.flights[flight.item_id] = flight
+        first = self.flights[steps.steps[count].item_id]
+        first.runnable_ns, first.ready_ns = steps.last_known_ns, steps.ready_ns(count)
+        self.idle.steps_ended(steps)
+
+    def _queued(self, steps: StepsInFlight, place: int, work: DecodeWork) -> Flight:
+        """As `_launch` has it of one behind the others."""
+        launched_ns = steps.launched_ns(place)
+        return Flight(
+            item_id=steps.steps[place].item_id,
+            lane=steps.oldest.lane,
             phase=DECODE,
             work=work,
-            layers=layers,
+            layers=self.device.layers,
             job=None,
             load=NO_LOAD,
             decode=None,
-            waits_for=(newest.item_id,),
-            runnable_ns=now_ns,
-            launched_ns=now_ns,
+            waits_for=(steps.steps[place - 1].item_id,),
+            runnable_ns=launched_ns,
+            launched_ns=launched_ns,
             shared=False,
             width=self.width,
         )
-        self.idle.launched(flight)
-        return flight, Item(item_id, work, 0, layers, is_last=True)
 
     def _count(self, flight: Flight, change: int) -> None:
         if flight.phase is PREFILL:

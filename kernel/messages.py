@@ -9,7 +9,7 @@ from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.statuses import RequestStatus, StatusReport
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
-from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs
+from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs, RowPages
 
 MEASURED_TOGETHER = 8
 """Items that the estimator hears of at once, or more: it looks at its tables once in so many."""
@@ -140,13 +140,6 @@ class PrefillFailed(Message, frozen=True):
 
     batch_id: int
     reason: str
-
-
-class RowPages(msgspec.Struct, frozen=True, gc=False):
-    """Pages of the rows of a decode step, as in `DecodeWork`."""
-
-    table: bytes
-    per_row: int
 
 
 class SubmitDecode(Message, frozen=True):

@@ -10,14 +10,16 @@ The executor says how many steps it has nothing to add to (`SubmitDecode.more`).
 
 from __future__ import annotations
 
+from collections import deque
+
 from muxk.kernel.actor import Context
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
-from muxk.kernel.device import ForeseeingDevice, ItemDone
-from muxk.kernel.jobs import Flight
+from muxk.kernel.device import ForeseeingDevice, ItemDone, StepAhead
 from muxk.kernel.lanes import LaneTable, SplitLedger
-from muxk.kernel.messages import RowPages, StepsRan
-from muxk.kernel.view import Decision, DecodeView, View
-from muxk.kernel.work import DECODE, DecodeWork, int32_bytes, int32_values
+from muxk.kernel.messages import StepsRan
+from muxk.kernel.steps_in_flight import StepsInFlight
+from muxk.kernel.view import DecodeView, View
+from muxk.kernel.work import DECODE, DecodeWork, RowPages, int32_bytes, int32_values
 
 FIRST_VERSION = 1
 AHEAD = 2
@@ -51,23 +53,23 @@ class SteadyDecode:
         """
         if not self._is_steady(done):
             return False
-        newest = self._newest()
-        until_ns = self._device.quiet_until_ns(newest.item_id)
-        tokens, known_ns, at_ns = [], [], now_ns
-        while (decision := self._decided(newest, at_ns)) is not None:
-            next_ns, next_done = self._device.foresee(newest.item_id)
-            self._end(done, at_ns)
-            tokens.append(done.tokens)
-            known_ns.append(at_ns)
-            newest = self._launch(newest, decision, at_ns)
-            if not self._state.decode.more or next_ns >= until_ns:
-                self._tell(self._ran(tokens, known_ns), at_ns - now_ns)
-                return True
-            done, at_ns = next_done, next_ns
-        if tokens:
-            self._state.decode.ran = self._ran(tokens, known_ns)
-            self._post_foreseen()
-        return bool(tokens)
+        decode, lanes = self._state.decode, self._lanes
+        oldest, newest = lanes.flights.values()
+        ahead = self._device.steps_behind(newest.lane, newest.item_id, decode.in_flight[1], decode.pages)
+        first = StepAhead(done.item_id, done.started_ns, done.ended_ns, now_ns, done.tokens)
+        steps = StepsInFlight(oldest, newest, [first, ahead.newest])
+        tell = False
+        while not tell and self._agrees(steps):
+            at_ns = steps.next_known_ns
+            steps.launched(ahead.launch(lanes.next_item, at_ns))
+            lanes.next_item += 1
+            tell = steps.ended == decode.more or steps.next_known_ns >= ahead.quiet_until_ns
+        if not steps.ended:
+            return False
+        self._device.commit(ahead)
+        self._commit(steps)
+        self._tell(steps, steps.last_known_ns - now_ns if tell else None)
+        return True
 
     def _is_steady(self, done: ItemDone) -> bool:
         """The oldest of two decode steps of one batch ended, and there is nothing but them."""
@@ -86,38 +88,35 @@ class SteadyDecode:
             and decode.in_flight[0].requests == decode.in_flight[1].requests
             and oldest.lane is lane
             and newest.lane is lane
-            and not oldest.stuck
+            and not (oldest.shared or newest.shared or oldest.stuck)
             and self._lanes.width == oldest.width == newest.width == 1
         )
 
-    def _newest(self) -> Flight:
-        _, newest = self._lanes.flights.values()
-        return newest
+    def _agrees(self, steps: StepsInFlight) -> bool:
+        """The policy has the next step launched as those before; if it wants more, it is asked again.
 
-    def _decided(self, newest: Flight, now_ns: int) -> Decision | None:
-        """What the policy says of the step after the newest.
-
-        None when it wants more than its launch, which is then not counted: it will be asked again. And when
-        the estimator is to hear of the step that ended, after which it may say something else.
+        The estimator, when it is to hear of the step that ended, may have it say something else.
         """
-        if len(self._lanes.untold) + 1 >= self._lanes.told_at:
-            return None
-        view = self._view(newest, now_ns)
-        decision = self._state.decider.policy.decide(view)
+        if len(self._lanes.untold) + steps.ended + 1 >= self._lanes.told_at:
+            return False
+        decider = self._state.decider
+        view = self._view(steps)
+        decision = decider.policy.decide(view)
         if decision.fuse or decision.split != self._splits.current or not decision.split.decode_units:
-            return None
-        self._state.decider.take(view, decision)
-        return decision
+            return False
+        decider.take(view, decision)
+        self._state.decision = decision
+        return True
 
-    def _view(self, newest: Flight, now_ns: int) -> View:
-        """As `ArbiterState.view` has it when that step was submitted."""
-        state, decode = self._state, self._state.decode
-        context_tokens = decode.context_tokens + decode.rows
+    def _view(self, steps: StepsInFlight) -> View:
+        """As `ArbiterState.view` has it when the next step is submitted."""
+        state, decode, splits = self._state, self._state.decode, self._splits
+        context_tokens = decode.context_tokens + decode.rows * (steps.ended + 1)
         return View(
-            now_ns,
+            steps.next_known_ns,
             self._device.units,
-            self._splits.disjoint,
-            self._splits.current,
+            splits.disjoint,
+            splits.current,
             self._device.layers,
             DecodeView(decode.rows, context_tokens, True, True, 0, decode.tbt_slo_ns, 0, 0),
             None,
@@ -130,61 +129,52 @@ class SteadyDecode:
             None,
         )
 
-    def _end(self, done: ItemDone, now_ns: int) -> None:
-        self._device.take(done.item_id)
-        flight = self._lanes.ended(done, now_ns)
-        assert flight is not None
-        told = self._lanes.measured(flight, done)
-        assert told is None
-        self._state.counts["decode steps"] += 1
-        self._state.decode.in_flight.popleft()
-
-    def _launch(self, newest: Flight, decision: Decision, now_ns: int) -> Flight:
-        """The step after the newest, behind it."""
+    def _commit(self, steps: StepsInFlight) -> None:
+        """Book the steps that ended; two are in flight."""
         state, decode = self._state, self._state.decode
-        assert isinstance(newest.work, DecodeWork)
-        work = step_after(newest.work, decode.pages)
-        state.decision = decision
-        decode.more -= 1
-        decode.held_since_ns = now_ns
-        decode.context_tokens = work.context_tokens
-        decode.newest_step = work.step_id
-        decode.in_flight.append(work)
-        flight, item = self._lanes.queue_decode(newest, work, now_ns)
-        self._device.launch_ahead(flight.lane, item, now_ns)
-        return flight
+        count = steps.ended
+        work = decode.in_flight[1]
+        works = (step_after(work, count - 1, decode.pages), step_after(work, count, decode.pages))
+        self._lanes.steps_ended(steps, decode.in_flight[0].context_tokens, works)
+        state.counts["decode steps"] += count
+        decode.more -= count
+        decode.held_since_ns = steps.last_known_ns
+        decode.context_tokens = works[1].context_tokens
+        decode.newest_step = works[1].step_id
+        decode.in_flight = deque(works)
 
-    def _ran(self, tokens: list[bytes], known_ns: list[int]) -> StepsRan:
+    def _tell(self, steps: StepsInFlight, delay_ns: int | None) -> None:
+        """Decode, so much later, or with the end of the next step."""
         oldest, newest = self._state.decode.in_flight
-        return StepsRan(tuple(tokens), tuple(known_ns), (oldest, newest))
-
-    def _tell(self, ran: StepsRan, delay_ns: int) -> None:
-        if delay_ns:
+        ended = steps.steps[: steps.ended]
+        tokens, known_ns = tuple([step.tokens for step in ended]), tuple([step.known_ns for step in ended])
+        ran = StepsRan(tokens, known_ns, (oldest, newest))
+        if delay_ns is None:
+            self._state.decode.ran = ran
+        elif delay_ns:
             self._context.send_after(delay_ns, self._refs.decode, ran)
         else:
             self._context.send(self._refs.decode, ran)
-        self._post_foreseen()
-
-    def _post_foreseen(self) -> None:
-        for item_id in self._lanes.flights:
-            self._device.post_foreseen(item_id)
 
 
-def step_after(work: DecodeWork, pages: RowPages | None) -> DecodeWork:
-    """The next step of the same rows, which takes its tokens on the device; their pages, if they are others."""
+def step_after(work: DecodeWork, steps: int, pages: RowPages | None) -> DecodeWork:
+    """A step so many behind one, of the same rows, which takes its tokens on the device; their pages, if they
+    are others."""
+    if not steps:
+        return work
     rows = work.rows
-    places = work.carried_rows if len(work.carried_rows) == len(work.positions) else int32_bytes(list(range(rows)))
+    places = int32_bytes(list(range(rows)))
     return DecodeWork(
-        step_id=work.step_id + 1,
+        step_id=work.step_id + steps,
         version=FIRST_VERSION,
         requests=work.requests,
         tokens=bytes(len(places)),
-        positions=int32_bytes([position + 1 for position in int32_values(work.positions)]),
+        positions=int32_bytes([position + steps for position in int32_values(work.positions)]),
         page_table=work.page_table if pages is None else pages.table,
         pages_per_row=work.pages_per_row if pages is None else pages.per_row,
-        context_tokens=work.context_tokens + rows,
+        context_tokens=work.context_tokens + rows * steps,
         sampling=work.sampling,
-        after_step=work.step_id,
+        after_step=work.step_id + steps - 1,
         carried_rows=places,
         carried_from=places,
     )

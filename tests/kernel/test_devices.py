@@ -19,7 +19,8 @@ from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.devices import cpu
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_load import ItemLoad
 from muxk.kernel.idle import Cause
 from muxk.kernel.jobs import PrefillJob
 from muxk.kernel.lanes import LaneTable
