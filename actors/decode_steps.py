@@ -9,7 +9,6 @@ from muxk.actors.decode_batch import DecodeBatch, Submitted
 from muxk.actors.decode_rows import Row
 from muxk.kernel.work import DecodeWork
 
-
 ON_LANES_MAX = 2
 
 

@@ -10,33 +10,27 @@ posted anew.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 from muxk.kernel.actor import Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import DevicePort, ItemDone, Lane
-from muxk.kernel.devices.sim_load import ItemLoad, Spread, load_of
-from muxk.kernel.devices.sim_steps import SimSteps, StepParts
+from muxk.kernel.devices.sim_gpu_load import ItemLoad, Spread, load_of
+from muxk.kernel.devices.sim_gpu_steps import SimSteps, StepParts
 from muxk.kernel.noise import Noise, mixed
 from muxk.kernel.timeline import Job, PhaseCost, Timeline
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
     DECODE,
-    PAGE_SIZE,
     DecodeWork,
     Item,
     Phase,
     ProbeWork,
     Split,
     StepOutput,
-    attention_pairs,
-    chunk_rows,
-    int32_array,
 )
 
 
@@ -177,9 +171,7 @@ class SimGpu:
         for foreseen in self._plan(lane, item, after, now_ns):
             self._post(foreseen, now_ns)
 
-    def steps_behind(
-        self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None
-    ) -> SimSteps:
+    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> SimSteps:
         """See `kernel.device.ForeseeingDevice`."""
         assert self._port is not None
         return SimSteps(

@@ -19,7 +19,7 @@ from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.devices.sim import END_EVERY, SimCosts, SimDevice
 from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
-from muxk.kernel.devices.sim_load import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.idle import Busy, Cause
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import PAGE_SIZE, Item

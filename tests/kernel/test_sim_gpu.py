@@ -13,7 +13,7 @@ from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import ItemDone
 from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
-from muxk.kernel.devices.sim_load import ItemLoad, load_of
+from muxk.kernel.devices.sim_gpu_load import ItemLoad, load_of
 from muxk.kernel.lanes import LaneTable
 from muxk.kernel.noise import mixed, normals
 from muxk.kernel.timeline import PhaseCost

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from muxk.kernel.device import StepAhead
-from muxk.kernel.devices.sim_load import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.noise import Noise
 from muxk.kernel.timeline import Job, Timeline
 from muxk.kernel.token_pool import TokenPool
@@ -70,9 +70,7 @@ class SimSteps:
         self._context_tokens += self._rows
         load = ItemLoad(parts.layers, self._rows, self._context_tokens, 0, 0, 0, 0, self._rows, self._rows)
         factor = parts.noise.factor(item_id)
-        phases = [
-            (ns * factor, moved, waits) for ns, moved, waits in parts.cost.phases(load, self._units)
-        ]
+        phases = [(ns * factor, moved, waits) for ns, moved, waits in parts.cost.phases(load, self._units)]
         begins_ns = at_ns if at_ns > self.host_free_ns else self.host_free_ns
         ready_ns = self.host_free_ns = begins_ns + parts.host.decode_launch_ns
         last_ns = self.newest.ended_ns
