@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from muxk.actors.decode_batch import DecodeBatch
-from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
-from muxk.actors.decode_output import Emitted, by_row
+from muxk.actors.decode_ends import ending_elsewhere, finish_of, to_compute_again, to_move, view_of
+from muxk.actors.decode_output import Emitted, Held, by_row, emitted_row
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_rows import Ending, Row
 from muxk.actors.decode_steps import Steps
@@ -32,23 +31,20 @@ from muxk.actors.messages import (
     ReleasePages,
     RequestAborted,
     RequestFailed,
-    ReservedRequest,
     StopRequest,
 )
 from muxk.actors.refs import DecodeInbox, Refs
-from muxk.actors.request_views import classified, up_to_date
+from muxk.actors.request_views import classified, in_its_class
 from muxk.kernel.actor import Actor
 from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
     DecodeFailed,
     DecodeIdle,
     DecodeStepDone,
-    MoreSteps,
     PolicyChanged,
     ReportRequests,
     ReportState,
     RequestsReported,
-    RowsChanged,
     StateReported,
     StepLaunched,
     StepsRan,
@@ -66,13 +62,9 @@ class DecodeActorState:
     decider: Decider
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     flow: Steps = field(default_factory=Steps)
-    held: list[tuple[int, EmittedRow]] = field(default_factory=list)
-    """First tokens that wait for the end of a step in flight, with its id; at most one a row, and one more of
-    a request that was evicted and is back."""
+    held: Held = field(default_factory=Held)
     early: JoinDecode | None = None
     """With a step that ended after one whose end has not arrived."""
-    granted: int = 0
-    """`SubmitDecode.more` of the newest step, as far as it holds."""
     steps: int = 0
     tokens: int = 0
     recomputes: int = 0
@@ -108,7 +100,8 @@ class Decode(Actor):
         logprobs = by_row(message.logprobs)
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
-            row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
+            reserved = in_its_class(message.requests[place], self.state.decider)
+            row = self.state.batch.add(reserved, token, self._end_ids)
             prompt = [found for found in message.prompt_logprobs if found.row == place]
             joined.append(self._account(row, token, logprobs.get(place, ()), tuple(prompt)))
             self._send_away(row)
@@ -124,10 +117,7 @@ class Decode(Actor):
             self._leave_for(row, target)
 
     def _leave_for(self, row: Row, group: int) -> None:
-        decider = self.state.decider
-        # What it leaves here is of use to nobody where prefixes are kept on the device that decodes.
-        keep = not decider.policy.fetches_prefix and decider.retain(view_of(row)).keep
-        self.state.batch.end(row, Ending(keep=keep, recompute=False, to_group=group))
+        self.state.batch.end(row, ending_elsewhere(row, group, self.state.decider))
 
     def on_move_decode(self, message: MoveDecode) -> None:
         """What is held of them goes first: the other group does not wait for a step of this one."""
@@ -135,22 +125,15 @@ class Decode(Actor):
         leaving = [row for row in self.state.batch.rows.values() if row.ending is None]
         for row in leaving:
             self._leave_for(row, message.to)
-        self._emit(Emitted(self._held_of({row.request_id for row in leaving})))
+        self._emit(Emitted(self.state.held.take_of({row.request_id for row in leaving})))
         self._settle()
 
     def on_resume_decode(self, message: ResumeDecode) -> None:
         """A row that decoded elsewhere; its client has all its tokens."""
         self._rows_changed()
-        self.state.batch.add(self._in_its_class(message.reserved), message.token, self._end_ids)
+        self.state.batch.add(in_its_class(message.reserved, self.state.decider), message.token, self._end_ids)
         self._submit()  # unasked, a newer version of the step that waits, or ignored if it runs already
         self._settle()
-
-    def _in_its_class(self, reserved: ReservedRequest) -> ReservedRequest:
-        """In a class of the policy in force, which may have changed since prefill asked."""
-        request = up_to_date(reserved.request, self.state.decider)
-        if request is reserved.request:
-            return reserved
-        return msgspec.structs.replace(reserved, request=request)
 
     def _hold_or_emit(self, stepped: Emitted, joined: list[EmittedRow], message: JoinDecode) -> None:
         """Send first tokens with those of the step that runs, as an engine does that works in steps.
@@ -161,17 +144,11 @@ class Decode(Actor):
         running = self.state.flow.running(message.decode_running)
         rows = self.state.batch.rows
         at_once = [row for row in joined if running is None or rows[row.request_id].ending is not None]
-        before = self._held_of({row.request_id for row in at_once})
+        before = self.state.held.take_of({row.request_id for row in at_once})
         if running is not None:
-            self.state.held += [(running, row) for row in joined if rows[row.request_id].ending is None]
+            self.state.held.add(running, [row for row in joined if rows[row.request_id].ending is None])
         stepped.rows += before + at_once
         self._emit(stepped)
-
-    def _held_of(self, request_ids: set[int]) -> list[EmittedRow]:
-        """What is held of requests whose next token is here: they were evicted in between, and came back."""
-        held = self.state.held
-        self.state.held = [(step, row) for step, row in held if row.request_id not in request_ids]
-        return [row for _, row in held if row.request_id in request_ids]
 
     def on_step_launched(self, message: StepLaunched) -> None:
         """Submit the step after one that runs with this version: it takes its tokens on the device."""
@@ -203,9 +180,8 @@ class Decode(Actor):
 
     def _take_earlier(self, ran: StepsRan) -> EarlierIds:
         """Steps that ended before, which had nothing but a token for each row."""
-        rows = self.state.flow.ran(ran.on_lane)
-        self.state.batch.ran(rows, ran.tokens)
-        self.state.tokens += len(rows) * len(ran.tokens)
+        rows = self.state.flow.ran(ran, self.state.batch)
+        self.state.tokens += rows * len(ran.tokens)
         self.state.steps += len(ran.tokens)
         return EarlierIds(ran.on_lane[0].requests, ran.tokens, ran.known_ns)
 
@@ -214,7 +190,7 @@ class Decode(Actor):
         batch = self.state.batch
         work, rows, _ = self.state.flow.end(message.step_id, message.version, batch)
         logprobs = by_row(message.logprobs)
-        emitted = Emitted(self._held(message.step_id), advanced=True)
+        emitted = Emitted(self.state.held.take_until(message.step_id), advanced=True)
         others = batch.advance(rows, message.tokens)
         tokens = int32_values(message.tokens) if others else ()
         for place in others:
@@ -235,7 +211,7 @@ class Decode(Actor):
                 batch.end(row, Ending(keep=False, recompute=False))
                 failed = RequestFailed(row.request_id, "engine_failed", f"decode failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
-        emitted = Emitted(self._held(message.step_id))
+        emitted = Emitted(self.state.held.take_until(message.step_id))
         self._go_on(emitted)
         self._emit(emitted)
         self._settle()
@@ -250,27 +226,11 @@ class Decode(Actor):
     ) -> EmittedRow:
         """Note a new token and see whether it ends the request."""
         self.state.tokens += 1
-        reason, stop_token = finish_of(row, token, self._end_ids)
-        if reason is not None:
+        finish = finish_of(row, token, self._end_ids)
+        if finish.reason is not None:
             keep = self.state.decider.retain(view_of(row)).keep
             self.state.batch.end(row, Ending(keep=keep, recompute=False))
-        return EmittedRow(
-            row.request_id,
-            (token,),
-            reason,
-            row.reused_tokens,
-            stop_token,
-            logprobs,
-            prompt_logprobs,
-            row.request.as_ids,
-        )
-
-    def _held(self, step_id: int) -> list[EmittedRow]:
-        """First tokens that waited for the end of this step."""
-        if not (held := self.state.held):
-            return []
-        self.state.held = [(step, row) for step, row in held if step > step_id]
-        return [row for step, row in held if step <= step_id]
+        return emitted_row(row, token, finish, logprobs, prompt_logprobs)
 
     def _emit(self, emitted: Emitted) -> None:
         if (message := emitted.for_tokenizer(self._refs.group)) is not None:
@@ -300,28 +260,20 @@ class Decode(Actor):
         if submitted is None:
             return False
         # Who waits for the end of a step has something to say after it.
-        self.state.granted = 0 if self.state.held else submitted.more
-        self.send(
-            self._refs.arbiter,
-            SubmitDecode(submitted.work, self.state.batch.tbt_slo_ns, self.state.granted),
-        )
+        self.state.flow.granted = 0 if self.state.held.rows else submitted.more
+        tbt_slo_ns = self.state.batch.tbt_slo_ns
+        self.send(self._refs.arbiter, SubmitDecode(submitted.work, tbt_slo_ns, self.state.flow.granted))
         return True
 
     def _grant(self) -> None:
         """Tell the arbiter what may follow the steps that are on lanes, without being asked."""
-        rows = self.state.flow.newest_rows
-        if rows is None or self.state.held:
-            return
-        found = self.state.batch.more_behind(rows)
-        if found is not None and found[0]:
-            self.state.granted, pages = found
-            self.send(self._refs.arbiter, MoreSteps(self.state.flow.newest, self.state.granted, pages))
+        if not self.state.held.rows and (more := self.state.flow.grant(self.state.batch)) is not None:
+            self.send(self._refs.arbiter, more)
 
     def _rows_changed(self) -> None:
         """Steps that may follow unasked would have other rows, or another SLO."""
-        if self.state.granted:
-            self.state.granted = 0
-            self.send(self._refs.arbiter, RowsChanged())
+        if self.state.flow.granted:
+            self.send(self._refs.arbiter, self.state.flow.revoke())
 
     def _settle(self) -> None:
         """Let go of ended rows, ask for pages, and make room when there are none."""
@@ -362,15 +314,11 @@ class Decode(Actor):
         for request_id in message.denied:
             if request_id in rows:
                 self.state.batch.deny_page(rows[request_id])
-        if message.denied and self._stalled():
+        if message.denied and self.state.batch.stalled:
             self._evict()
         if not self.state.flow.outstanding:
             self._submit()  # unasked: all rows had stalled, so that the arbiter was told `DecodeIdle`
         self._grant()
-
-    def _stalled(self) -> bool:
-        """A row can not take the next step for want of a page."""
-        return any(row.goes_on and not row.fits for row in self.state.batch.rows.values())
 
     def _evict(self) -> None:
         """Choose who is computed again later; nobody while pages of an earlier choice are to come back."""

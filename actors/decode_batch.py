@@ -197,6 +197,11 @@ class DecodeBatch:
         """In the order in which they joined."""
         return [row for row in self.rows.values() if row.ending is not None] if self.endings else []
 
+    @property
+    def stalled(self) -> bool:
+        """A row can not take the next step for want of a page."""
+        return any(row.goes_on and not row.fits for row in self.rows.values())
+
     def take_wanting(self) -> list[Row]:
         """Rows that need a page, for which it is now asked."""
         if not self._moved:

@@ -234,8 +234,8 @@ class TokenIds(Event, frozen=True, omit_defaults=True):
     choices: tuple[int, ...] = ()
     """The choice of each; empty when all are choice 0."""
     at_ns: int | None = None
-    """When the step ended, by the server's clock, where that was before now: a server in virtual time tells of
-    some steps together."""
+    """When the step ended, by the server's clock, where that is past: a server in virtual time tells of some
+    steps together."""
 
 
 class ChoiceFinished(Event, frozen=True):

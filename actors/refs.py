@@ -114,7 +114,6 @@ ArbiterInbox = (
     | k.CancelPrefill
     | k.SubmitDecode
     | k.MoreSteps
-    | k.RowsChanged
     | k.DecodeIdle
     | ItemDone
     | ItemFailed

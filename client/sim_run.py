@@ -44,8 +44,7 @@ from muxk.kernel.virtual import VirtualRuntime
 
 S = 1_000_000_000
 STEP_NS, LIVE_STEP_NS, QUIET_STEP_NS = 100_000_000, S, 100 * S
-"""How often the driver looks around: while it waits for an end, until the next request with live requests, and
-without."""
+"""How often the driver looks around: at the end of the run, before it with live requests, and without."""
 SILENCE_MAX_NS = 600 * S
 """After so long without a token while requests are live, something is wrong."""
 PEERS, PEER_REQUESTS = 64, 1024

@@ -174,7 +174,7 @@ class StepsAhead(Protocol):
 
 
 class ForeseeingDevice(Device, Protocol):
-    """One in virtual time, which knows at its launch when a step will end if nothing is launched beside it."""
+    """One in virtual time, which knows at the launch of a step when it ends if nothing comes beside it."""
 
     def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> Any:
         """`StepsAhead` of a step on its lane; `pages` of its rows, if they are others than the work says."""

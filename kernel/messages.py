@@ -154,15 +154,12 @@ class SubmitDecode(Message, frozen=True):
 
 
 class MoreSteps(Message, frozen=True):
-    """decode -> arbiter: what `SubmitDecode.more` says, of a step that was launched since."""
+    """decode -> arbiter: `SubmitDecode.more` of the newest step, as it is since that was launched."""
 
     step_id: int
-    more: int
-    pages: RowPages
-
-
-class RowsChanged(Message, frozen=True):
-    """decode -> arbiter: what it said of steps that can follow holds no more."""
+    more: int = 0
+    pages: RowPages | None = None
+    """Of the rows, if some are new."""
 
 
 class DecodeIdle(Message, frozen=True):

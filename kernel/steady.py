@@ -2,10 +2,10 @@
 
 While the same rows decode and nobody else is served, the end of a step leads to the launch of the next but
 one and to nothing more. In virtual time the device knows when each will end, and the runtime what comes
-next. So where a step ends in silence, the arbiter goes on to the next end by itself: it books, asks the policy
-and launches as ever, at the same times, and tells decode of all of these steps with the end of the last.
-Only messages are left out: `tests/kernel/test_steady.py` holds runs with and without this to the same results.
-The executor says how many steps it has nothing to add to (`SubmitDecode.more`).
+next. So where a step ends in silence, the arbiter goes on to the next end by itself: it books, asks the
+policy and launches as ever, for the same times, and tells decode of all of these steps when the last of them
+has ended. The executor says how many steps it has nothing to add to (`SubmitDecode.more`). Messages are left
+out and nothing else: `tests/simulation/test_steady.py` holds runs with and without this to the same results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 
 from muxk.kernel.actor import Context
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
-from muxk.kernel.device import ForeseeingDevice, ItemDone, StepAhead
+from muxk.kernel.device import Device, ForeseeingDevice, ItemDone, StepAhead
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.messages import StepsRan
 from muxk.kernel.steps_in_flight import StepsInFlight
@@ -31,13 +31,14 @@ class SteadyDecode:
 
     def __init__(
         self,
-        device: ForeseeingDevice,
+        device: ForeseeingDevice | None,
         state: ArbiterState,
         lanes: LaneTable,
         splits: SplitLedger,
         refs: ArbiterRefs,
         context: Context,
     ) -> None:
+        """`device` is None where it knows no ends of what it was given: then nothing is ever steady."""
         self._device = device
         self._state = state
         self._lanes = lanes
@@ -51,11 +52,12 @@ class SteadyDecode:
         When true, its end and those of steps after it are booked, and decode hears of them when the last is
         known: by a message for that time, or with the end of the next step, which is posted.
         """
-        if not self._is_steady(done):
+        device = self._device
+        if device is None or not self._is_steady(device, done):
             return False
         decode, lanes = self._state.decode, self._lanes
         oldest, newest = lanes.flights.values()
-        ahead = self._device.steps_behind(newest.lane, newest.item_id, decode.in_flight[1], decode.pages)
+        ahead = device.steps_behind(newest.lane, newest.item_id, decode.in_flight[1], decode.pages)
         first = StepAhead(done.item_id, done.started_ns, done.ended_ns, now_ns, done.tokens)
         steps = StepsInFlight(oldest, newest, [first, ahead.newest])
         tell = False
@@ -66,12 +68,12 @@ class SteadyDecode:
             tell = steps.ended == decode.more or steps.next_known_ns >= ahead.quiet_until_ns
         if not steps.ended:
             return False
-        self._device.commit(ahead)
+        device.commit(ahead)
         self._commit(steps)
         self._tell(steps, steps.last_known_ns - now_ns if tell else None)
         return True
 
-    def _is_steady(self, done: ItemDone) -> bool:
+    def _is_steady(self, device: Device, done: ItemDone) -> bool:
         """The oldest of two decode steps of one batch ended, and there is nothing but them."""
         state, decode, flights = self._state, self._state.decode, self._lanes.flights
         if not decode.more or decode.waiting is not None or len(flights) != AHEAD:
@@ -81,7 +83,7 @@ class SteadyDecode:
         if state.probes or state.resizing or not state.stuck_timer or self._lanes.early:
             return False
         oldest, newest = flights.values()
-        lane = self._device.lane(DECODE, self._splits.current.decode_units or self._device.units)
+        lane = device.lane(DECODE, self._splits.current.decode_units or device.units)
         return (
             oldest.item_id == done.item_id
             and len(decode.in_flight) == AHEAD
@@ -114,10 +116,10 @@ class SteadyDecode:
         context_tokens = decode.context_tokens + decode.rows * (steps.ended + 1)
         return View(
             steps.next_known_ns,
-            self._device.units,
+            splits.whole.decode_units,
             splits.disjoint,
             splits.current,
-            self._device.layers,
+            self._lanes.device.layers,
             DecodeView(decode.rows, context_tokens, True, True, 0, decode.tbt_slo_ns, 0, 0),
             None,
             None,

@@ -141,7 +141,7 @@ class TokenPool:
     def decode_rows(
         self, table: memoryview, width: int, positions: Sequence[int], tokens: Sequence[int]
     ) -> list[int]:
-        """Write the last tokens of greedy rows, whose pages are in a table of so many columns; the next ones."""
+        """Write the last tokens of greedy rows, whose pages are in a table of this width; sample the next."""
         longest = max(positions)
         if longest >= len(self._powers):
             self._grow(longest + 1)

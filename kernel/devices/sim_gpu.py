@@ -29,6 +29,7 @@ from muxk.kernel.work import (
     Item,
     Phase,
     ProbeWork,
+    RowPages,
     Split,
     StepOutput,
 )
