@@ -90,6 +90,10 @@ class Schedule:
     """One seed."""
 
     seed: int
+    shuffled: bool = True
+    """Now and then the ties of one moment are."""
+    as_ids: float = 0.7
+    """Share of the requests on a GPU without text: their steps are taken many at a time."""
     sent: dict[str, Sent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +113,7 @@ class Schedule:
             device=device,
             kv_tokens=pages * PAGE_SIZE,
             seed=self.seed,
-            jitter=draw.random() < 0.7,
+            jitter=draw.random() < 0.7 and self.shuffled,
             calibrate=draw.random() < 0.1,
         )
 
@@ -147,6 +151,7 @@ class Schedule:
             "temperature": 0.0 if self.on_gpu else draw.choice([0.0, 0.8]),
             "seed": draw.randrange(1000),
             "ignore_eos": True,
+            "detokenize": not (self.on_gpu and draw.random() < self.as_ids),
         }
         peer = b"p%d" % draw.randrange(PEERS)
         self.sent[name] = Sent(peer, fields, at_ns)
