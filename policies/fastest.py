@@ -13,7 +13,7 @@ from typing import NamedTuple
 from muxk.kernel.estimates import DecodeModel, Estimates
 from muxk.kernel.view import View
 from muxk.kernel.work import Split
-from muxk.policies.scopes import DecideScope, estimate_decode_on
+from muxk.policies.scopes import DecideScope, estimate_decode_on, has_prefill
 
 APART = 1e-9
 """Times that are nearer to each other than this part of themselves may change places by rounding."""
@@ -39,24 +39,29 @@ class FastestAlone:
     def __init__(self) -> None:
         self._known: _Known | None = None
 
+    def holds(self, view: View) -> bool:
+        """Whether the answer to a view is the last one for sure."""
+        known, decode = self._known, view.decode
+        return (
+            known is not None
+            and known.first <= decode.context_tokens <= known.last
+            and known.batch == decode.batch
+            and known.estimates is view.estimates
+            and known.splits is view.splits
+            and not has_prefill(view)
+        )
+
     def __call__(self, scope: DecideScope) -> Split:
         """All units on a cold start, and where no others are faster."""
-        view, known = scope.view, self._known
+        view = scope.view
+        if self._known is not None and self.holds(view):
+            return Split(self._known.units, 0)
         decode = view.decode
-        if (
-            known is not None
-            and known.estimates is view.estimates
-            and known.batch == decode.batch
-            and known.first <= decode.context_tokens <= known.last
-            and known.splits is view.splits
-            and scope.beside is None
-        ):
-            return Split(known.units, 0)
         best = view.units_total
         if view.estimates.decode and view.splits:
             estimate_decode_on(scope, [*(split.decode_units for split in view.splits), best])
             best = _fastest(scope)
-            if decode.batch and scope.beside is None:
+            if decode.batch and not has_prefill(view):
                 last = _same_until(scope, best)
                 context, splits = decode.context_tokens, view.splits
                 self._known = _Known(view.estimates, splits, decode.batch, context, last, best)

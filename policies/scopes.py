@@ -8,17 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from muxk.kernel.estimates import Estimates
 from muxk.kernel.view import AdmitView, FormView, PrefillView, RequestView, View
 from muxk.kernel.work import PrefillShape, Split
 from muxk.policies.problems import RuleError
+
+KNOWN_MAX = 256
+"""Times that are kept from one decision to the next; then all are forgotten and found again."""
 
 
 class DecideScope:
     """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
 
-    __slots__ = ("batch", "beside", "cell", "layer_ns", "split", "step_ns", "units", "view")
+    __slots__ = ("batch", "cell", "layer_ns", "split", "step_ns", "units", "view")
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, known: KnownLayers | None = None) -> None:
+        """`known` are estimates that were asked for in earlier decisions."""
         self.view = view
         self.split = view.split
         """In force at first; then the one that the split rule chose, or tries."""
@@ -26,12 +31,32 @@ class DecideScope:
         """Units of the phase that `fewest` looks for, in the split it tries."""
         self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
-        self.beside = _beside(view)
         self.cell: int | None = None
         """Of the guard's table; found when a step is estimated for the first time."""
         self.step_ns: dict[int, float] = {}
-        self.layer_ns: dict[tuple[int, int, int], float] = {}
+        self.layer_ns = {} if known is None else known.of(view.estimates)
         """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
+
+
+class KnownLayers:
+    """Times of prefill layers from one decision to the next, which often ask for those of the same chunk."""
+
+    def __init__(self) -> None:
+        self._estimates: Estimates | None = None
+        self._layer_ns: dict[tuple[int, int, int], float] = {}
+
+    def of(self, estimates: Estimates) -> dict[tuple[int, int, int], float]:
+        """Those by these tables, to look up and to add to: by (units, tokens, pairs)."""
+        if estimates is not self._estimates or len(self._layer_ns) > KNOWN_MAX:
+            self._estimates, self._layer_ns = estimates, {}
+        return self._layer_ns
+
+
+def has_prefill(view: View) -> bool:
+    """Whether a decode step has to share the device with a prefill, now or soon."""
+    return not (
+        view.running is None and view.leaving is None and view.parked is None and view.candidate is None
+    )
 
 
 def _beside(view: View) -> PrefillShape | None:
@@ -125,7 +150,8 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
     decode = view.decode
     load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
     if not scope.step_ns:
-        scope.cell = view.estimates.cell(*load, scope.beside)
+        guarded = view.estimates.contention is not None
+        scope.cell = view.estimates.cell(*load, _beside(view)) if guarded else None
     step_ns = _time(view.estimates.decode_in_cell_ns(whole, *load, scope.cell))
     scope.step_ns[whole] = step_ns
     return step_ns
