@@ -21,7 +21,7 @@ SURE = 0.999
 """Of the way to where two lines cross."""
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """An answer, and when it is the same."""
 
     estimates: Estimates
@@ -32,30 +32,30 @@ class _Known(NamedTuple):
     """Of the context, both included."""
     units: int
 
+    def holds(self, view: View) -> bool:
+        """Whether it is the answer to a view for sure."""
+        decode = view.decode
+        return (
+            self.first <= decode.context_tokens <= self.last
+            and self.batch == decode.batch
+            and self.estimates is view.estimates
+            and self.splits is view.splits
+            and not has_prefill(view)
+        )
+
 
 class FastestAlone:
     """The closure. It remembers one answer, which it would find again."""
 
     def __init__(self) -> None:
-        self._known: _Known | None = None
-
-    def holds(self, view: View) -> bool:
-        """Whether the answer to a view is the last one for sure."""
-        known, decode = self._known, view.decode
-        return (
-            known is not None
-            and known.first <= decode.context_tokens <= known.last
-            and known.batch == decode.batch
-            and known.estimates is view.estimates
-            and known.splits is view.splits
-            and not has_prefill(view)
-        )
+        self.known: Known | None = None
+        """That answer."""
 
     def __call__(self, scope: DecideScope) -> Split:
         """All units on a cold start, and where no others are faster."""
-        view = scope.view
-        if self._known is not None and self.holds(view):
-            return Split(self._known.units, 0)
+        view, known = scope.view, self.known
+        if known is not None and known.holds(view):
+            return Split(known.units, 0)
         decode = view.decode
         best = view.units_total
         if view.estimates.decode and view.splits:
@@ -64,7 +64,7 @@ class FastestAlone:
             if decode.batch and not has_prefill(view):
                 last = _same_until(scope, best)
                 context, splits = decode.context_tokens, view.splits
-                self._known = _Known(view.estimates, splits, decode.batch, context, last, best)
+                self.known = Known(view.estimates, splits, decode.batch, context, last, best)
         return Split(best, 0)
 
 

@@ -7,11 +7,11 @@ the context grows from one question to the next, and `FastestAlone` knows how fa
 from __future__ import annotations
 
 from muxk.kernel.view import Decision, View
-from muxk.policies.fastest import FastestAlone
+from muxk.policies.fastest import FastestAlone, Known
 from muxk.policies.rules import Rule
 
 SAME = frozenset({"decode.batch", "decode.coming", "prefill.pending", "prefill.in_flight"})
-"""Names whose values are those of the question before: `FastestAlone` compares the batch, and there is no
+"""Names whose values are those of the question before: `Known.holds` compares the batch, and there is no
 prefill."""
 
 
@@ -27,17 +27,21 @@ class Steady:
             if isinstance(rule.then, FastestAlone):
                 self._fastest[rule.label] = rule.then
         self._decision: Decision | None = None
-        self._answer: FastestAlone | None = None
+        self._known: Known | None = None
+        """How far it holds; None while nothing is remembered."""
 
     def again(self, view: View) -> Decision | None:
         """The decision, if it is the remembered one for sure."""
-        answer = self._answer
-        if answer is None or view.prefill_in_flight or view.decode.coming:
+        known = self._known
+        if known is None or view.prefill_in_flight or view.decode.coming:
             return None
-        return self._decision if answer.holds(view) else None
+        return self._decision if known.holds(view) else None
 
     def remember(self, view: View, decision: Decision) -> None:
         """What was decided with no prefill batch in the view."""
-        self._answer = None
-        if not (decision.errors or view.prefill_in_flight or view.decode.coming):
-            self._decision, self._answer = decision, self._fastest.get(decision.rules[0])
+        self._known = None
+        answer = self._fastest.get(decision.rules[0])
+        if answer is None or decision.errors or view.prefill_in_flight or view.decode.coming:
+            return
+        if answer.known is not None and answer.known.holds(view):
+            self._decision, self._known = decision, answer.known
