@@ -21,7 +21,7 @@ metadata: {name: reads-the-context}
 spec:
   slo: {tbt: 50ms, ttft: 1s}
   split:
-    - {name: odd, when: decode.context_tokens % 900 > 450, then: {prefill: all}}
+    - {name: odd, when: decode.context_tokens % 60 > 30, then: {prefill: all}}
     - {name: even, then: {decode: fastest}}
 """
 
