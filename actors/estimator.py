@@ -231,8 +231,10 @@ class Estimator(Actor):
 
 def _moved(old: Estimates, new: Estimates) -> bool:
     """Whether policies should know."""
-    pairs = [(a.guard, b.guard) for a, b in zip(old.decode, new.decode, strict=True)]
-    pairs += [(a.scale, b.scale) for a, b in zip(old.prefill, new.prefill, strict=True)]
-    if any(abs(b - a) > UPDATE_STEP * a for a, b in pairs):
-        return True
+    for a, b in zip(old.decode, new.decode, strict=True):
+        if abs(b.guard - a.guard) > UPDATE_STEP * a.guard:
+            return True
+    for c, d in zip(old.prefill, new.prefill, strict=True):
+        if abs(d.scale - c.scale) > UPDATE_STEP * c.scale:
+            return True
     return old.contention is not new.contention and old.contention != new.contention

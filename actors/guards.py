@@ -62,16 +62,18 @@ class Windows:
     def _push(self, units: int, ratio: float) -> None:
         ratios = self._ratios[units]
         oldest = ratios[0]
-        if oldest != ratio:
-            ordered = self._ordered[units]
-            del ordered[bisect_left(ordered, oldest)]
-            insort(ordered, ratio)
-            others = self._others.get(units, 0) + (ratio != 1.0) - (oldest != 1.0)
-            if others:
-                self._others[units] = others
-            else:
-                self._others.pop(units, None)
         ratios.append(ratio)
+        if oldest == ratio:
+            return
+        ordered = self._ordered[units]
+        del ordered[bisect_left(ordered, oldest)]
+        insort(ordered, ratio)
+        if oldest == 1.0:
+            self._others[units] = self._others.get(units, 0) + 1
+        elif ratio == 1.0:
+            self._others[units] -= 1
+            if not self._others[units]:
+                del self._others[units]
 
     def forget(self) -> None:
         """A guard that keeps a policy from a number of units would otherwise never be tried again."""

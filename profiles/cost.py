@@ -58,6 +58,7 @@ class RooflineCost:
         self._context_bytes = float(attention_bytes(shape, tp, 1, 0))
         self._row_bytes = float(attention_bytes(shape, tp, 0, 1))
         self._kept: dict[tuple[int, int, int, int, int], _Kept] = {}
+        self._layers_kept: dict[tuple[int, int], tuple[PhaseCost, PhaseCost, PhaseCost]] = {}
         self._decode_attention: dict[int, card.DecodeAttention] = {}
         """By units."""
 
@@ -119,15 +120,26 @@ class RooflineCost:
 
     def _find(self, load: ItemLoad, tokens: int, units: int) -> _Kept:
         layers, drawn = load.layers, self._drawn(units)
-        products = _plus(_times(self._gemm_phase(tokens, units), layers), self._ends(load, units))
-        streams, sums = (
-            _times(self._stream_phase(tokens, units), layers),
-            _times(self._sum_phase(tokens), layers),
-        )
+        gemms, streams, sums = (_times(cost, layers) for cost in self._layer(tokens, units))
+        products = _plus(gemms, self._ends(load, units))
         others = [cost for cost in (streams, sums) if cost.ns]
         found = tuple(_phase(cost.ns, cost.bytes, drawn) for cost in (products, *others))
         attention = self._decode_attention_on(units)
         return _Kept(found, streams.ns + sums.ns, streams.bytes + sums.bytes, drawn, attention)
+
+    def _layer(self, tokens: int, units: int) -> tuple[PhaseCost, PhaseCost, PhaseCost]:
+        """GEMMs, elementwise kernels and all-reduces of one layer."""
+        found = self._layers_kept.get((tokens, units))
+        if found is None:
+            if len(self._layers_kept) >= KEPT_MAX:
+                self._layers_kept.clear()
+            found = (
+                self._gemm_phase(tokens, units),
+                self._stream_phase(tokens, units),
+                self._sum_phase(tokens),
+            )
+            self._layers_kept[tokens, units] = found
+        return found
 
     def _drawn(self, units: int) -> float:
         return card.drawn_bandwidth(self.profile, self.profile.gemm.bandwidth_efficiency, units)
