@@ -28,7 +28,7 @@ VERSION = 1
 REQUESTS_FEW = 100
 SECONDS_FEW = 30
 """Of traffic: in less a server that falls behind by a few per cent is not seen to."""
-REASON_MAX = 200
+REASON_MAX = 300
 """Characters of a reason in a table."""
 
 
@@ -226,7 +226,9 @@ def ms(value: float) -> str:
 
 
 def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
-    """What whoever reads the tables must know."""
+    """What whoever reads the tables must know; nothing where there are no figures."""
+    if all(entry.error for entry in entries):
+        return
     template = study.template
     if study.quick:
         yield (
