@@ -180,7 +180,7 @@ class Timeline:
         """Run the jobs from a time to their ends."""
         running = [job for job in jobs if job.started]
         waiting = [job for job in jobs if not job.started]
-        while running or waiting:
+        while waiting or len(running) > 1:
             if waiting:
                 waiting = self._begin(running, waiting, now_ns)
             self._share(running, now_ns)
@@ -189,6 +189,15 @@ class Timeline:
                 dues_ns += [job.start_ns for job in waiting if job.start_ns is not None]
             now_ns = min(dues_ns)
             running = [job for job in running if job.due_ns > now_ns or not self._is_over(job, now_ns)]
+        if running:
+            self._finish(running[0], now_ns)
+
+    def _finish(self, job: Job, now_ns: int) -> None:
+        """`_plan` of the last job that runs."""
+        while job.end_ns is None:
+            job.use_rate(self._rate_alone(job.demand, job.waits), now_ns)
+            now_ns = job.due_ns
+            self._is_over(job, now_ns)
 
     def _plan_alone(self, job: Job, now_ns: int) -> None:
         """`_plan` of a new job beside which nothing runs: most decode steps."""
@@ -205,6 +214,8 @@ class Timeline:
         job.end_ns = now_ns
 
     def _rate_alone(self, demand: float, waits: float) -> float:
+        if demand <= self._bandwidth:
+            return 1.0
         [rate] = rates([demand], [waits], self._sharing)
         return rate
 
@@ -238,8 +249,8 @@ class Timeline:
             first.use_rate(one, now_ns)
             second.use_rate(two, now_ns)
             return
-        if len(running) == 1 and running[0].demand <= self._bandwidth:
-            running[0].use_rate(1.0, now_ns)
+        if len(running) == 1:
+            running[0].use_rate(self._rate_alone(running[0].demand, running[0].waits), now_ns)
             return
         found = rates([job.demand for job in running], [job.waits for job in running], self._sharing)
         for job, rate in zip(running, found, strict=True):

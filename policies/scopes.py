@@ -15,6 +15,7 @@ from muxk.policies.problems import RuleError
 
 KNOWN_MAX = 256
 """Times that are kept from one decision to the next; then all are forgotten and found again."""
+NO_BATCH = "there is no prefill batch; ask prefill.pending first"
 
 
 class DecideScope:
@@ -182,7 +183,9 @@ def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
     """
     if units < 1:
         raise RuleError("estimate.prefill_layer needs at least 1 unit")
-    batch = _next_batch(scope)
+    batch = scope.batch
+    if batch is None:
+        raise RuleError(NO_BATCH)
     if batch.chunk_tokens:
         return _layer_ns(scope, int(units), batch.chunk_tokens, batch.chunk_pairs)
     return _layer_ns(scope, int(units), batch.tokens_left, batch.pairs_left)
@@ -198,7 +201,9 @@ def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
     """
     if units < 1:
         raise RuleError("estimate.chunk needs at least 1 unit")
-    batch = _next_batch(scope)
+    batch = scope.batch
+    if batch is None:
+        raise RuleError(NO_BATCH)
     fits, fails = 0, batch.tokens_left + 1
     while fails - fits > 1:
         tokens = (fits + fails) // 2
@@ -233,12 +238,6 @@ def _first_pairs(batch: PrefillView, tokens: int) -> int:
     left, pairs = batch.tokens_left, batch.pairs_left
     before = max(0.0, pairs / left - (left + 1) / 2)
     return min(pairs, tokens * (tokens + 1) // 2 + round(tokens * before))
-
-
-def _next_batch(scope: DecideScope) -> PrefillView:
-    if scope.batch is None:
-        raise RuleError("there is no prefill batch; ask prefill.pending first")
-    return scope.batch
 
 
 def shared(view: View) -> Split:
