@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from muxk.actors import policy_tests
+from muxk.client import sim_run
 from muxk.client.cli import build_app
 from study_data import short_requests
 from typer.testing import CliRunner
@@ -174,3 +177,22 @@ def test_a_file_that_is_no_profile_is_not_written_over(tmp_path: Path) -> None:
     arguments = ["--device", "sim:h100", "--model", "llama-3.1-8b", "--out", str(path)]
     assert "the file is there and is no profile" in refused(*arguments, command="profile")
     assert path.read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "command"),
+    [
+        (sim_run, "simulate", ["sim", "muxwise", "--workload", "sharegpt"]),
+        (policy_tests, "run_test", ["test", "inflight"]),
+    ],
+)
+def test_ctrl_c_in_a_run_ends_the_command_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, command: list[str]
+) -> None:
+    def pressed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, name, pressed)
+    done = CliRunner().invoke(build_app(), command)
+    assert done.exit_code == 130
+    assert done.output.endswith("muxk: stopped\n")
