@@ -228,8 +228,7 @@ class IdleLedger:
             if not piece.flights:
                 self._close(piece, flight.launched_ns)
             piece.flights.append(flight.item_id)
-        if self.has_free:
-            self._look_for_free()
+        self._look_for_free()
 
     def ended(self, flight: Flight, started_ns: int, ended_ns: int, now_ns: int) -> None:
         """An item ran on the device between these times, and the host knows it now.
