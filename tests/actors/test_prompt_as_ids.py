@@ -28,7 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "one token": {"prompt_token_ids": PROMPT, "prompt_logprobs": 2, "max_tokens": 1},
     "several choices": {"prompt_token_ids": PROMPT, "prompt_logprobs": 2, "n": 3, "logprobs": 1},
     "its end only": {"prompt_token_ids": PROMPT, "prompt_logprobs": 2, "truncate_prompt_tokens": 20},
-    "in chunks": {"prompt_token_ids": PROMPT * 40, "prompt_logprobs": 2},
+    "in chunks": {"prompt_token_ids": PROMPT * 12, "prompt_logprobs": 2},
     "of one token": {"prompt_token_ids": [65], "prompt_logprobs": 2},
     "ends by a token": {
         "prompt_token_ids": PROMPT,
