@@ -52,8 +52,10 @@ class EstimatorState:
     decode_models: dict[int, DecodeModel] = field(default_factory=dict)
     prefill_models: dict[int, PrefillModel] = field(default_factory=dict)
     """Those of `base`, by units."""
-    scaled: tuple[PrefillModel, ...] = ()
-    """Prefill as it was at the last look."""
+    scaled: Estimates = field(default_factory=Estimates)
+    """`base` with prefill as it was at the last look."""
+    looked_at: Estimates | None = None
+    """The tables of the last look."""
     estimates: Estimates = field(default_factory=Estimates)
     """What policies have."""
     guards: dict[str, Guard] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class Estimator(Actor):
         state.base = base
         state.decode_models = {model.units: model for model in base.decode}
         state.prefill_models = {model.units: model for model in base.prefill}
-        state.scaled = base.prefill
+        state.scaled = base
         made = {name: make(base) for name, make in GUARDS.items()}
         state.guards = {name: guard for name, guard in made.items() if guard is not None}
         state.scales = Windows(tuple(model.units for model in base.prefill))
@@ -165,23 +167,28 @@ class Estimator(Actor):
             guard.tick()
         state.scales.forget()
         tables = self._tables()
+        if tables is state.looked_at:
+            return  # what was found of them holds
+        state.looked_at = tables
         if _moved(state.estimates, tables):
             self._broadcast(tables)
 
     def _tables(self) -> Estimates:
         """The solo times, prefill as it was lately, decode as the guard in force has it."""
         state = self.state
-        scales = [state.scales.quantile(model.units, 0.5) for model in state.scaled]
-        if scales != [model.scale for model in state.scaled]:
-            state.scaled = tuple(
+        models = state.scaled.prefill
+        scales = state.scales.quantiles(0.5)
+        if scales != [model.scale for model in models]:
+            prefill = tuple(
                 model if model.scale == scale else msgspec.structs.replace(model, scale=scale)
-                for model, scale in zip(state.scaled, scales, strict=True)
+                for model, scale in zip(models, scales, strict=True)
             )
+            state.scaled = msgspec.structs.replace(state.base, prefill=prefill)
         guard = state.guards.get(state.guard) or QuantileGuard(state.base)
-        return guard.guarded(msgspec.structs.replace(state.base, prefill=state.scaled))
+        return guard.guarded(state.scaled)
 
     def _broadcast(self, estimates: Estimates) -> None:
-        self.state.estimates = estimates
+        self.state.estimates = self.state.looked_at = estimates
         self.state.updates += 1
         changed = EstimatesChanged(estimates, self._refs.group)
         self.send(self._refs.arbiter, changed)
@@ -224,8 +231,10 @@ class Estimator(Actor):
 
 def _moved(old: Estimates, new: Estimates) -> bool:
     """Whether policies should know."""
-    pairs = [(a.guard, b.guard) for a, b in zip(old.decode, new.decode, strict=True)]
-    pairs += [(a.scale, b.scale) for a, b in zip(old.prefill, new.prefill, strict=True)]
-    if any(abs(b - a) > UPDATE_STEP * a for a, b in pairs):
-        return True
+    for a, b in zip(old.decode, new.decode, strict=True):
+        if abs(b.guard - a.guard) > UPDATE_STEP * a.guard:
+            return True
+    for c, d in zip(old.prefill, new.prefill, strict=True):
+        if abs(d.scale - c.scale) > UPDATE_STEP * c.scale:
+            return True
     return old.contention is not new.contention and old.contention != new.contention

@@ -13,7 +13,7 @@ from muxk.kernel.work import PAGE_SIZE
 from muxk.models.tokenizer import ByteTokenizer
 from muxk.policies.problems import did_you_mean
 from muxk.profiles.cluster import DEVICES_MAX, open_cluster
-from muxk.profiles.cost import DoesNotFit, open_gpu
+from muxk.profiles.cost import DoesNotFit, kv_pages, open_gpu
 from muxk.profiles.gpu import GpuError, known_gpus, load_gpu
 from muxk.profiles.operators import TP_SIZES, ModelShape, ShapeError, known_models, load_shape
 from muxk.profiles.perturbation import WORST, perturbed
@@ -134,12 +134,34 @@ def open_gpu_backend(device: str, model: str, kv_tokens: int | None = None, seed
         raise StartupError(f"--kv-tokens {kv_tokens} is less than one page of {PAGE_SIZE} tokens")
     pages = None if kv_tokens is None else kv_tokens // PAGE_SIZE + 1
     try:
-        return _open(choice, load_shape(model), pages, seed)
+        shape = load_shape(model)
+        try:
+            return _open(choice, shape, pages, seed)
+        except DoesNotFit as error:
+            raise StartupError(f"{error}{_where_it_fits(choice, shape)}") from error
     except ShapeError as error:
         hint = did_you_mean(model, known_models()) if str(error).startswith("no model") else ""
         raise StartupError(f"{error}; {hint}" if hint else str(error)) from error
-    except (GpuError, DoesNotFit, NoSuchConstant, OSError) as error:
+    except (GpuError, NoSuchConstant, OSError) as error:
         raise StartupError(str(error)) from error
+
+
+def _where_it_fits(choice: GpuChoice, shape: ModelShape) -> str:
+    """What to ask for when the weights leave no room; empty where only the KV pool asked for is too large."""
+    if _fits(choice.name, shape, choice.tp):
+        return ""
+    enough = next((tp for tp in TP_SIZES if tp > choice.tp and _fits(choice.name, shape, tp)), None)
+    if enough is None:
+        return f". No {PREFIX}{choice.name} of up to tp={TP_SIZES[-1]} holds it"
+    return f". It fits with --device {PREFIX}{choice.name},tp={enough}"
+
+
+def _fits(gpu: str, shape: ModelShape, tp: int) -> bool:
+    try:
+        kv_pages(load_gpu(gpu), shape, tp)
+    except (DoesNotFit, ShapeError):
+        return False
+    return True
 
 
 def _open(choice: GpuChoice, shape: ModelShape, pages: int | None, seed: int) -> GpuBackend:

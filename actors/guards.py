@@ -36,7 +36,7 @@ class Guard(Protocol):
         """Between two looks at the tables: forget, if it forgets."""
 
     def guarded(self, base: Estimates) -> Estimates:
-        """The tables for policies."""
+        """The tables for policies: the very same as before where nothing changed."""
 
     def describe(self) -> dict[str, Any]:
         """For `muxk state`."""
@@ -51,8 +51,8 @@ class Windows:
         self._ordered = {count: [1.0] * WINDOW for count in units}
         """The same, sorted."""
         self._measured: dict[int, None] = {}
-        self._others = dict.fromkeys(units, 0)
-        """Of each window the ratios that are not 1."""
+        self._others: dict[int, int] = {}
+        """Of each window the ratios that are not 1, where there are any."""
 
     def add(self, units: int, ratio: float) -> None:
         if units in self._ratios:
@@ -62,25 +62,38 @@ class Windows:
     def _push(self, units: int, ratio: float) -> None:
         ratios = self._ratios[units]
         oldest = ratios[0]
-        if oldest != ratio:
-            ordered = self._ordered[units]
-            del ordered[bisect_left(ordered, oldest)]
-            insort(ordered, ratio)
-            self._others[units] += (ratio != 1.0) - (oldest != 1.0)
         ratios.append(ratio)
+        if oldest == ratio:
+            return
+        ordered = self._ordered[units]
+        del ordered[bisect_left(ordered, oldest)]
+        insort(ordered, ratio)
+        if oldest == 1.0:
+            self._others[units] = self._others.get(units, 0) + 1
+        elif ratio == 1.0:
+            self._others[units] -= 1
+            if not self._others[units]:
+                del self._others[units]
 
     def forget(self) -> None:
         """A guard that keeps a policy from a number of units would otherwise never be tried again."""
-        for units, others in self._others.items():
-            if others and units not in self._measured:
-                self._push(units, 1.0)
+        for units in [units for units in self._others if units not in self._measured]:
+            self._push(units, 1.0)
         self._measured.clear()
 
     def quantile(self, units: int, share: float) -> float:
         """The smallest ratio that at least `share` of them do not exceed."""
-        ordered = self._ordered[units]
-        place = int(share * WINDOW)
-        return ordered[place if place < WINDOW else -1]
+        return self._ordered[units][_place(share)]
+
+    def quantiles(self, share: float) -> list[float]:
+        """That of each number of units, in their order."""
+        place = _place(share)
+        return [ordered[place] for ordered in self._ordered.values()]
+
+
+def _place(share: float) -> int:
+    """Of a quantile among the ratios of a window."""
+    return min(int(share * WINDOW), WINDOW - 1)
 
 
 class QuantileGuard:
@@ -91,6 +104,8 @@ class QuantileGuard:
         self._windows = Windows(tuple(model.units for model in base.decode))
         self._decode = base.decode
         """As it was last made."""
+        self._made: tuple[Estimates, Estimates] | None = None
+        """The last tables, and what they were made of beside the windows."""
 
     def learn(self, item: ItemMeasured, ratio: float) -> None:
         self._windows.add(item.units, ratio)
@@ -99,13 +114,16 @@ class QuantileGuard:
         self._windows.forget()
 
     def guarded(self, base: Estimates) -> Estimates:
-        guards = [self._windows.quantile(model.units, GUARD_QUANTILE) for model in self._decode]
+        guards = self._windows.quantiles(GUARD_QUANTILE)
         if guards != [model.guard for model in self._decode]:
+            self._made = None
             self._decode = tuple(
                 model if model.guard == guard else msgspec.structs.replace(model, guard=guard)
                 for model, guard in zip(self._decode, guards, strict=True)
             )
-        return msgspec.structs.replace(base, decode=self._decode, contention=None)
+        if self._made is None or self._made[0] is not base:
+            self._made = base, msgspec.structs.replace(base, decode=self._decode, contention=None)
+        return self._made[1]
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -131,6 +149,8 @@ class WorstCaseGuard:
         self._made: tuple[list[int], dict[int, int]] = ([], {})
         """What the table below was made of: drifts, and `_raised`."""
         self._guarded = table
+        self._tables: tuple[Estimates, Estimates] | None = None
+        """The last ones, and what they were made of beside the table above."""
 
     def learn(self, item: ItemMeasured, ratio: float) -> None:
         table = self._table
@@ -154,7 +174,10 @@ class WorstCaseGuard:
         if self._made != (drifts, self._raised):
             self._made = drifts, dict(self._raised)
             self._guarded = msgspec.structs.replace(self._table, factors=self._factors(drifts))
-        return msgspec.structs.replace(base, contention=self._guarded)
+            self._tables = None
+        if self._tables is None or self._tables[0] is not base:
+            self._tables = base, msgspec.structs.replace(base, contention=self._guarded)
+        return self._tables[1]
 
     def _factors(self, drifts: list[int]) -> bytes:
         table = self._table

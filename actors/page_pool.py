@@ -295,16 +295,18 @@ class PagePool:
             for page in pages:
                 counted[page] += 1
         assert counted == self._references, "reference counts differ from what requests hold"
-        assert len(set(self._free)) == len(self._free), "a page is free twice"
-        assert not set(self._free) & set(self._cached), "a page is free and cached"
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert free.isdisjoint(self._cached), "a page is free and cached"
         held_too = [page for page in (*self._free, *self._cached) if counted[page]]
         assert not held_too, f"page {held_too[0]} is held and free or cached"
         held = [page for page, count in enumerate(counted) if count]
         in_use = len(held) - sum(map(self._is_leaving, held)) if self._leaving else len(held)
         assert in_use + self.free + self.cached == self.total, "pages were lost"
-        foreign = [page for key, page in self._index.items() if self._entries[page].key != key]
-        assert not foreign, f"page {foreign[0]} is indexed under a foreign key"
-        assert len(self._index) == len(self._entries), "an index entry has no page"
+        # Both were filled in the same order, in which they are compared with no look-up for each page.
+        assert list(self._index.values()) == list(self._entries), "an index entry has no page"
+        keys = [entry.key for entry in self._entries.values()]
+        assert list(self._index) == keys, "a page is indexed under a foreign key"
         for page, waiting in self._guests.items():
             assert page in self._entries, f"page {page} is a guest and is not indexed"
             assert waiting or self._references[page], f"nobody comes for page {page}"

@@ -209,6 +209,7 @@ class Simulation:
             priority=request.priority,
             deadline=None if request.deadline_ns is None else request.deadline_ns / 1e9,
             request_class=request.request_class,
+            detokenize=False,
         )
         self._send(request.at_ns, peer, submit)
         if request.abort_after_ns is not None:
@@ -224,10 +225,11 @@ class Simulation:
         now_ns = self._now_ns()
         for event in self._decoder.decode(frame.payload).events:
             match event:
-                case wire.Tokens():
-                    request = self._requests[event.request_id]
-                    request.token_ns.append(now_ns)
-                    request.tokens += len(event.token_ids)
+                case wire.TokenIds():
+                    for name in event.request_ids:
+                        request = self._requests[name]
+                        request.token_ns.append(now_ns)
+                        request.tokens += 1
                 case wire.Accepted():
                     self._requests[event.request_id].notes = event.notes
                 case wire.Finished():

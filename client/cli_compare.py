@@ -152,7 +152,7 @@ def _check(study: Study) -> dict[str, traffic.Workload]:
     for contender in study.contenders:
         cell = study.cell(contender, study.workloads[0])
         options.check_names(cell.policy, cell.model, *study.workloads)
-        options.check_policy(cell)
+        options.check_policy(cell, contender.label)
     return {name: options.opened_workload(name, 1.0) for name in study.workloads}
 
 

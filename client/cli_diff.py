@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from muxk.client import study_options as options
-from muxk.client.options import USAGE, Settings, die, parse_settings
+from muxk.client.options import INTERRUPTED, USAGE, Settings, die, parse_settings
 from muxk.client.study_goals import Goal
-from muxk.client.study_progress import INTERRUPTED, opened_store, opened_study
+from muxk.client.study_progress import opened_store, opened_study
 from muxk.client.terminal import plain_console
 from muxk.client.turns import Turns
 from muxk.client.written_files import check_files, write_files

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import FAILED, USAGE, die
+from muxk.client.options import FAILED, INTERRUPTED, USAGE, die
 from muxk.client.progress import terminal_display
 from muxk.client.terminal import plain_console
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from muxk.profiles.grid import Size
     from muxk.profiles.profile_file import Profile
 
-INTERRUPTED = 130
 PARTIAL_SUFFIX = ".partial"
 CPU_BATCH_MAX = 64
 """Rows of a decode step on the CPU device when nothing is said: larger batches take seconds a step there."""
@@ -106,13 +105,15 @@ def _profile(
     from muxk.actors.profiling import key_of
     from muxk.profiles.grid import FULL, QUICK
     from muxk.profiles.predictor import check_scipy
-    from muxk.profiles.profile_file import default_path, load_profile
+    from muxk.profiles.profile_file import default_path, holds_something_else, load_profile
 
     check_scipy()
     key = key_of(backend)
     path = out or default_path(key)
     if path.is_dir() or not path.name:
         die(f"--out {path}: that is a folder; name the file, as {default_path(key).name}", USAGE)
+    if path.is_file() and holds_something_else(path):
+        die(f"--out {path}: the file is there and is no profile; give another name, or remove it", USAGE)
     if check and not fresh and path.is_file():
         return path, load_profile(path, key)
     return path, _measured(backend, QUICK if quick else FULL, path, fresh, batch_max)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import FAILED, USAGE, ProfileFile, Settings, die, parse_settings
+from muxk.client.options import FAILED, INTERRUPTED, USAGE, ProfileFile, Settings, die, parse_settings
 from muxk.client.study_options import (
     Device,
     KvTokens,
@@ -33,6 +33,7 @@ from muxk.client.written_files import check_files, write_files
 if TYPE_CHECKING:
     from muxk.actors.gpu_backend import GpuBackend
     from muxk.actors.policy_files import OpenedPolicy
+    from muxk.client import traffic
     from muxk.client.measures import Objectives
     from muxk.client.per_request import PerRequest
     from muxk.client.sim_run import Progress, Run, SimPlan
@@ -128,6 +129,7 @@ def sim(
     gpu = _with_profile(_open_gpu(opened, device, model, kv_tokens, seed), profile)
     rate = rate_or_default(workload, rate)
     found = opened_workload(workload, rate, seed=seed)
+    _check_some_come(found, duration_ns)
     plan = SimPlan(
         opened,
         gpu,
@@ -164,6 +166,13 @@ def _seconds(duration: float) -> float:
     if not 0 < duration <= DURATION_MAX_S:
         die(f"--duration {duration:g}: expected seconds, more than 0 and at most {DURATION_MAX_S:g}", USAGE)
     return duration
+
+
+def _check_some_come(workload: traffic.Workload, duration_ns: int | None) -> None:
+    first = next(iter(workload.requests()), None)
+    if duration_ns is not None and first is not None and first.arrival_ns >= duration_ns:
+        comes = f"the first request comes after {first.arrival_ns / 1e9:.3g} s"
+        die(f"--duration {duration_ns / 1e9:g}: {comes}; give more, or a higher --rate", USAGE)
 
 
 def _open_policy(name: str, settings: dict[str, str], tbt: float | None) -> OpenedPolicy:
@@ -207,6 +216,8 @@ def _simulated(plan: SimPlan) -> Run:
     try:
         with _shown() as progress:
             return simulate(plan, progress)
+    except KeyboardInterrupt:
+        die("stopped", INTERRUPTED)
     except NotARecording as error:
         die(f"--record: {error}", USAGE)
     except ClientError as error:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from muxk.client.options import FAILED, USAGE, AsJson, Settings, die, parse_settings
+from muxk.client.options import FAILED, INTERRUPTED, USAGE, AsJson, Settings, die, parse_settings
 
 if TYPE_CHECKING:
     from muxk.client.policy_test_files import Collection
@@ -66,7 +66,12 @@ def run_tests(
         select(collection, keywords)
     if record is not None and len(collection.tests) > 1:
         die(f"--record is for one test, not {len(collection.tests)}; choose one with -k", USAGE)
-    raise typer.Exit(_run(collection, _Wanted(verbose, first, rules, as_json, junit, record, began)))
+    try:
+        code = _run(collection, _Wanted(verbose, first, rules, as_json, junit, record, began))
+    except KeyboardInterrupt:
+        typer.echo()  # behind the dots of the tests that ran
+        die("stopped", INTERRUPTED)
+    raise typer.Exit(code)
 
 
 def _instead(policy: str | None, values: dict[str, str]) -> PolicyChoice | None:

@@ -109,6 +109,13 @@ def _check(tuning: Tuning) -> None:
     from msgspec.structs import replace
 
     options.check_rates(tuning.rate)
+    tried = dict(tuning.candidates[0])
+    for name, value in tuning.cell.settings:
+        if name in tried:
+            die(
+                f"--set {name}={value}: --param tries values of {name} already; leave one out",
+                USAGE,
+            )
     options.check_names(tuning.cell.policy)
     options.check_no_settings(tuning.cell.policy)
     for settings in tuning.candidates:

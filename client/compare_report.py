@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from muxk.actors.gpu_backend import parse_gpu
+from muxk.client import first_look, paired
 from muxk.client.cells import Bins, Goal, command_of
 from muxk.client.compare import AtRate, Entry, Study
 from muxk.client.experiments import CellFailed
-from muxk.client.first_look import in_words
 from muxk.client.goodput import Goodput, Limit
 from muxk.client.quantiles import pooled, quantile_ms
 from muxk.policies.problems import visible
@@ -28,7 +28,7 @@ VERSION = 1
 REQUESTS_FEW = 100
 SECONDS_FEW = 30
 """Of traffic: in less a server that falls behind by a few per cent is not seen to."""
-REASON_MAX = 200
+REASON_MAX = 300
 """Characters of a reason in a table."""
 
 
@@ -226,7 +226,9 @@ def ms(value: float) -> str:
 
 
 def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
-    """What whoever reads the tables must know."""
+    """What whoever reads the tables must know; nothing where there are no figures."""
+    if all(entry.error for entry in entries):
+        return
     template = study.template
     if study.quick:
         yield (
@@ -249,8 +251,12 @@ def notes(study: Study, entries: Sequence[Entry]) -> Iterator[str]:
         else f"One seed: no interval. Found by bisection to {study.tolerance:.0%}, in runs of "
         f"{requests} requests{fewer}."
     )
+    for workload in study.workloads:
+        of_workload = [entry for entry in entries if entry.workload == workload]
+        for goal in study.goals:
+            yield from paired.in_words(of_workload, goal)
     for workload, cut in study.cuts.items():
-        yield in_words(workload, cut, requests)
+        yield first_look.in_words(workload, cut, requests)
     if len(study.cuts) < len(study.workloads):
         yield from few_requests(requests)
     goodputs = [found for entry in entries for found in entry.goodputs.values() if isinstance(found, Goodput)]
@@ -309,11 +315,15 @@ def as_dict(study: Study, entries: Sequence[Entry], said: Sequence[str], origin:
         "turns": study.template.turns.value,
         "quick": study.quick,
         "notes": list(said),
-        "entries": [_entry(entry) for entry in entries],
+        "entries": [_entry(entry, _first_of(entry.workload, entries)) for entry in entries],
     }
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _first_of(workload: str, entries: Sequence[Entry]) -> Entry:
+    return next(entry for entry in entries if entry.workload == workload)
+
+
+def _entry(entry: Entry, first: Entry) -> dict[str, Any]:
     return {
         "label": entry.contender.label,
         "policy": entry.contender.policy,
@@ -325,6 +335,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "error": entry.error,
         "capacity": entry.capacity,
         "goodput": {goal.value: _goodput(found) for goal, found in entry.goodputs.items()},
+        "share_of_first": {
+            goal.value: msgspec.to_builtins(paired.paired_ratio(found, first.goodputs.get(goal)))
+            for goal, found in entry.goodputs.items()
+        },
         "rates": [_rate(entry, at) for at in entry.at],
     }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muxk.client.errors import ClientError
+from muxk.policies.engine import shipped_policies
 
 DEVICE = "@sim:"
 
@@ -41,7 +42,9 @@ def parse_contender(text: str, device: str, settings: Mapping[str, str]) -> Cont
     named, own_device = (head, DEVICE[1:] + tail) if at else (text, device)
     policy, colon, listed = named.partition(":")
     if "=" not in listed and colon:
+        _refuse_unfinished(text, policy)
         policy, listed = named, ""  # a path with a colon, or a mistake that opening it tells
+    _refuse_unfinished(text, policy.rpartition("@")[0])
     if not policy:
         raise ContenderError(f"{text!r}: a policy comes first, as in chunked:budget=512@sim:h200")
     own = dict(settings)
@@ -54,6 +57,15 @@ def parse_contender(text: str, device: str, settings: Mapping[str, str]) -> Cont
             )
         own[key.strip()] = value.strip()
     return Contender(text, policy, tuple(own.items()), own_device)
+
+
+def _refuse_unfinished(text: str, named: str) -> None:
+    """Raises ContenderError for what begins with a policy that ships and goes on in no way that is known."""
+    if named in shipped_policies():
+        raise ContenderError(
+            f"{text!r}: after the name of a policy comes :KEY=VALUE, @sim:GPU, both or nothing, as in "
+            "chunked:budget=512@sim:h200"
+        )
 
 
 def distinct(contenders: list[Contender]) -> None:

@@ -17,6 +17,9 @@ FAILED = 1
 USAGE = 2
 """Exit code: the command line makes no sense, or the server can not start."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 Endpoint = Annotated[
     str | None,
     typer.Option(

@@ -29,10 +29,8 @@ chunked prefill passed at 0.5 and MuxWise at 0.83 requests a second, of which th
 Tool & Agent the 5 % of prompt tokens that may wait are one prompt of 103k tokens, so that which prompts
 come last decides much of rows 1 and 2.
 
-Ranges of rows 8 to 10 over the constants were run in the edition before, with the assumed floor, and not
-again: idle 2.5 to 3.3 % (MuxWise) and 0.2 % (chunked), preemption 0.8 to 1.6 x, no layer split -0.1 to
-0.7 ms, nor polling 1,964 to 2,649 ms (70B). Of the ranges of ratios a few ends were not run in time: a
-constant with one number, or none, below. On OpenThoughts no constant was moved.
+Each range over the constants is whole, but that on OpenThoughts, where a run takes up to half an hour, no
+constant was moved.
 """
 """How the page that stands in the repository was made. To be written anew with it, as the notes are."""
 OTHER_EDITION = """

@@ -67,7 +67,10 @@ def _range(text: str, part: str) -> Iterator[str]:
     except ValueError:
         raise GridError(_no_range(text, part)) from None
     if low > high or (sign == "+" and by <= 0) or (sign == "*" and (by <= 1 or low <= 0)):
-        raise GridError(f"--param {text}: {part} never gets from its low to its high end")
+        raise GridError(
+            f"--param {text}: {part} never gets from its low to its high end; write the lower first, then "
+            "+STEP with a step above 0, or *FACTOR with a factor above 1"
+        )
     for step in range(VALUES_MAX + 1):
         value = low + step * by if sign == "+" else low * by**step
         if value > high * (1 + 1e-9):

@@ -143,9 +143,9 @@ def check_no_settings(policy: str) -> None:
         die(f"{policy}: here settings have an option of their own: {name} {given}", USAGE)
 
 
-def check_policy(cell: Cell) -> None:
+def check_policy(cell: Cell, label: str = "") -> None:
     """End the command for a policy that can not be opened, a setting that it does not take, or too few
-    devices for it."""
+    devices for it. `label` says which of several policies does not take a setting."""
     from muxk.actors.backends import StartupError
     from muxk.client.cells import device_of, opened_policy
     from muxk.policies.problems import PolicyError
@@ -153,7 +153,8 @@ def check_policy(cell: Cell) -> None:
     try:
         device_of(opened_policy(cell), cell.device)
     except (PolicyError, StartupError) as error:
-        die(str(error), USAGE)
+        said = str(error)
+        die(f"{label}: {said}" if label and said.startswith("--set:") else said, USAGE)
 
 
 def check_cell(cell: Cell, option: str = "--workload") -> None:

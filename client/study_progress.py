@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import typer
-from muxk.client.options import USAGE, die
+from muxk.client.options import INTERRUPTED, USAGE, die
 from muxk.client.terminal import described_tasks, error_console
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from muxk.client.forecast import Left
     from rich.progress import Progress, TaskID
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 LINE_EVERY_S = 60.0
 """Between two lines about how far it is, where there is no terminal."""
 LATEST_CHARACTERS = 60
@@ -45,7 +43,8 @@ class OpenedStudy:
         """How long it will take, before it does."""
         self.lab.forecast.plan(plan.work, plan.seconds * self.lab.jobs, monotonic())
         if plan.runs:
-            self._shown.print(f"about {plan.runs} runs, {in_words(plan.seconds)} from here")
+            runs = "1 run" if plan.runs == 1 else f"{plan.runs} runs"
+            self._shown.print(f"about {runs}, {in_words(plan.seconds)} from here")
 
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the figures of all its runs must know."""

@@ -127,7 +127,7 @@ class TraceWorkload:
         self.survey = surveyed
         if replay.rate is None and not self.timed:
             raise WorkloadError(
-                f"{path} has lengths and no times of arrival: say with --rate how many come a second"
+                f"{path} has lengths and no times of arrival: say at which rate they come (--rate)"
             )
         if self.timed and surveyed.rows == 1 and replay.rate is not None:
             raise WorkloadError(f"{path} has one request, which has no rate that could be changed")

@@ -37,19 +37,22 @@ def table(tuning: Tuning, scores: Sequence[Score]) -> Table:
         made.add_column(column, overflow="fold")
     for score in scores:
         made.add_row(
-            *(visible(value) for _, value in score.settings), *_value(score, tuning.by), str(score.requests)
+            *(visible(value) for _, value in score.settings),
+            *_value(score, tuning.by, len(tuning.seeds)),
+            str(score.requests),
         )
     return made
 
 
-def _value(score: Score, by: By) -> tuple[str, str]:
+def _value(score: Score, by: By, seeds: int) -> tuple[str, str]:
     if score.error:
         reason = " ".join(visible(score.error).split())
         return f"failed: {reason[:REASON_MAX]}", ""
     if not score.is_found(by):
         return "never met", ""
     grows = "" if score.keeps_up else ", the queue grows"
-    return f"{score.value:.4g}", f"{score.low:.4g}-{score.high:.4g}{grows}"
+    interval = f"{score.low:.4g}-{score.high:.4g}" if seeds > 1 else "one seed"
+    return f"{score.value:.4g}", f"{interval}{grows}"
 
 
 def notes(tuning: Tuning, scores: Sequence[Score]) -> Iterator[str]:
@@ -63,6 +66,8 @@ def notes(tuning: Tuning, scores: Sequence[Score]) -> Iterator[str]:
         yield "no candidate met the objectives at any rate: there is no best one"
         return
     yield f"best: {options_of(best)}"
+    if len(tuning.seeds) == 1 and len(scores) > 1:
+        yield "one seed: how far that is chance is not known; more --seeds tell"
     near = [one for one in scores[1:] if not one.error and one.requests == best.requests and _near(best, one)]
     if near:
         listed = "; ".join(options_of(one) for one in near[:4])

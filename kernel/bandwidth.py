@@ -69,4 +69,7 @@ def _rate(demand: float, given: float, wait: float, others: float, sharing: Shar
     slowdown = demand / given if given < demand else 1.0
     longer = 1.0 + sharing.interference * others / sharing.bandwidth
     disturbed = slowdown * math.pow(1.0 + wait**3 * (longer**3 - 1.0), 1.0 / 3.0)
-    return 1.0 / max(slowdown, min(disturbed, 1.0 + sharing.slowdown_max))
+    bound = 1.0 + sharing.slowdown_max
+    if disturbed > bound:
+        disturbed = bound
+    return 1.0 / (disturbed if disturbed > slowdown else slowdown)

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 WORD = (1 << 64) - 1
+TWO_PI = 2.0 * math.pi
+WORDS = float(WORD + 1)
 BLOCK = 256
 """Items whose factors are found at once."""
 
@@ -25,7 +27,8 @@ class Noise:
         place = number - self._first
         if not 0 <= place < len(self._factors):
             deviates = normals(self._seed, range(number, number + BLOCK))
-            self._factors = [math.exp(self._sigma * deviate) for deviate in deviates]
+            sigma, exp = self._sigma, math.exp
+            self._factors = [exp(sigma * deviate) for deviate in deviates]
             self._first, place = number, 0
         return self._factors[place]
 
@@ -34,8 +37,9 @@ def normals(seed: int, numbers: range) -> list[float]:
     """Standard normal deviates from a mixed seed and numbers (Box-Muller), the same in every process."""
     first = _mixed(np.arange(numbers.start, numbers.stop, dtype=np.uint64) ^ np.uint64(seed))
     second = _mixed(first + np.uint64(1))
+    sqrt, log, cos, above = math.sqrt, math.log, math.cos, WORD + 2
     return [
-        math.sqrt(-2.0 * math.log((one + 1) / (WORD + 2))) * math.cos(2.0 * math.pi * other / (WORD + 1))
+        sqrt(-2.0 * log((one + 1) / above)) * cos(TWO_PI * other / WORDS)
         for one, other in zip(first.tolist(), second.tolist(), strict=True)
     ]
 

@@ -113,6 +113,7 @@ class Timeline:
     def __init__(self, sharing: Sharing, switch_ns: int) -> None:
         """`switch_ns` comes on top of the end of a job on another lane that one waits for."""
         self._sharing = sharing
+        self._bandwidth = sharing.bandwidth
         self._switch_ns = switch_ns
         self._jobs: dict[int, Job] = {}
         """By id, in the order of their launches: all that may still matter to one that comes."""
@@ -128,13 +129,18 @@ class Timeline:
             job.ready_ns = now_ns
         start_ns = self._start_of(job)
         assert start_ns is not None, "the plan goes to the end of all jobs"
+        again = []
+        for other in self._jobs.values():
+            end_ns = other.end_ns
+            if end_ns is None or end_ns > start_ns:
+                again.append(other)
         self._jobs[job.job_id] = self._last[job.lane] = job
-        again = [other for other in self._jobs.values() if other.end_ns is None or other.end_ns > start_ns]
-        if len(again) == 1:
+        if not again:
             self.plan_alone(job, start_ns)
-            return again
+            return [job]
         for other in again:
             other.rewind(start_ns)
+        again.append(job)
         self._plan(again, start_ns)
         return again
 
@@ -154,9 +160,12 @@ class Timeline:
     def forget(self, now_ns: int) -> list[int]:
         """Drop jobs that ended too long ago to matter to any that comes; their ids."""
         last_ns = now_ns - self._switch_ns
-        gone = [job_id for job_id, job in self._jobs.items() if (job.end_ns or 0) <= last_ns]
+        jobs, gone = self._jobs, []
+        for job in jobs.values():
+            if (job.end_ns or 0) <= last_ns:
+                gone.append(job.job_id)
         for job_id in gone:
-            job = self._jobs.pop(job_id)
+            job = jobs.pop(job_id)
             if self._last[job.lane] is job:
                 del self._last[job.lane]
         return gone
@@ -180,7 +189,7 @@ class Timeline:
         """Run the jobs from a time to their ends."""
         running = [job for job in jobs if job.started]
         waiting = [job for job in jobs if not job.started]
-        while running or waiting:
+        while waiting or len(running) > 1:
             if waiting:
                 waiting = self._begin(running, waiting, now_ns)
             self._share(running, now_ns)
@@ -189,11 +198,20 @@ class Timeline:
                 dues_ns += [job.start_ns for job in waiting if job.start_ns is not None]
             now_ns = min(dues_ns)
             running = [job for job in running if job.due_ns > now_ns or not self._is_over(job, now_ns)]
+        if running:
+            self._finish(running[0], now_ns)
+
+    def _finish(self, job: Job, now_ns: int) -> None:
+        """`_plan` of the last job that runs."""
+        while job.end_ns is None:
+            job.use_rate(self._rate_alone(job.demand, job.waits), now_ns)
+            now_ns = job.due_ns
+            self._is_over(job, now_ns)
 
     def plan_alone(self, job: Job, now_ns: int) -> int:
         """`_plan` of a new job beside which nothing runs, as most decode steps; when it ends."""
         job.started, job.start_ns = True, now_ns
-        log, bandwidth = job.log, self._sharing.bandwidth
+        log, bandwidth = job.log, self._bandwidth
         for phase, (alone_ns, moved, waits) in enumerate(job.phases):
             demand = moved / alone_ns
             rate = 1.0 if demand <= bandwidth else self._rate_alone(demand, waits)
@@ -206,6 +224,8 @@ class Timeline:
         return now_ns
 
     def _rate_alone(self, demand: float, waits: float) -> float:
+        if demand <= self._bandwidth:
+            return 1.0
         [rate] = rates([demand], [waits], self._sharing)
         return rate
 
@@ -239,8 +259,8 @@ class Timeline:
             first.use_rate(one, now_ns)
             second.use_rate(two, now_ns)
             return
-        if len(running) == 1 and running[0].demand <= self._sharing.bandwidth:
-            running[0].use_rate(1.0, now_ns)
+        if len(running) == 1:
+            running[0].use_rate(self._rate_alone(running[0].demand, running[0].waits), now_ns)
             return
         found = rates([job.demand for job in running], [job.waits for job in running], self._sharing)
         for job, rate in zip(running, found, strict=True):

@@ -21,8 +21,11 @@ def unread_bytes(endpoint: str) -> int:
     """Of all connections to `endpoint`, a bound `ipc://` or `tcp://` one of this process.
 
     Over ipc these are bytes (the kernel's own share counted in) that the peer has not read; over tcp those
-    that its machine has not acknowledged: what is there already outlives the connection.
+    that its machine has not acknowledged: what is there already outlives the connection. 0 where there is no
+    `/proc`: then nobody knows.
     """
+    if not DESCRIPTORS.exists():
+        return 0
     return sum(_unread_of(int(name), endpoint) for name in os.listdir(DESCRIPTORS))
 
 
@@ -31,10 +34,20 @@ def _unread_of(descriptor: int, endpoint: str) -> int:
     # ZeroMQ's thread closes descriptors at any time, and another file may have the number then.
     with suppress(OSError):
         if stat.S_ISSOCK(os.stat(descriptor).st_mode):
-            with socket.socket(fileno=os.dup(descriptor)) as found:
+            with _copy_of(descriptor) as found:
                 if _is_of(found, endpoint):
                     return int.from_bytes(ioctl(found, TIOCOUTQ, bytes(4)), "little")
     return 0
+
+
+def _copy_of(descriptor: int) -> socket.socket:
+    """To be closed; raises OSError for what is no socket."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _is_of(found: socket.socket, endpoint: str) -> bool:

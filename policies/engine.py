@@ -43,10 +43,11 @@ from muxk.policies.rules import OnError as OnError
 from muxk.policies.rules import Point as Point
 from muxk.policies.rules import Rule as Rule
 from muxk.policies.schema import PolicySource, read_policy
-from muxk.policies.scopes import DecideScope, RequestScope, SortScope
+from muxk.policies.scopes import DecideScope, KnownLayers, RequestScope, SortScope
 from muxk.policies.shares import with_classes
 from muxk.policies.shipped_files import DEFAULTS, shipped_text
 from muxk.policies.shipped_files import shipped_policies as shipped_policies
+from muxk.policies.steady import Steady
 from muxk.policies.units import TtftSlo
 
 _PRIORITIES = frozenset({"request.priority", "head.priority"})
@@ -88,9 +89,14 @@ class CompiledPolicy:
     """What it says of several devices, if anything."""
     warnings: tuple[Problem, ...] = field(default=(), compare=False)
     """What was noted while it was read, such as an earlier version of the language."""
+    _steady: Steady = field(init=False, repr=False, compare=False)
+    _layers: KnownLayers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert set(self.points) == {*POINTS, CLASSES}, "defaults.yaml answers every point"
+        # What spares work for equal answers; a frozen dataclass is told of it so.
+        object.__setattr__(self, "_steady", Steady(self.points["split"].rules))
+        object.__setattr__(self, "_layers", KnownLayers())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -131,8 +137,11 @@ class CompiledPolicy:
 
     def decide(self, view: View) -> Decision:
         """Split, then preemption where a batch runs and another waits, then the slice of what runs next."""
+        again = self._steady.again(view)
+        if again is not None:
+            return again
         errors: list[str] = []
-        scope = DecideScope(view)
+        scope = DecideScope(view, self._layers)
         label, split = self.points["split"].ask(scope, errors)
         scope.split = split
         rules = [label]
@@ -145,7 +154,10 @@ class CompiledPolicy:
         if split.prefill_units and scope.batch is not None:
             label, (layers, tokens, fuse) = self.points["slice"].ask(scope, errors)
             rules.append(label)
-        return Decision(split, layers, preempt, tuple(rules), tuple(errors), tokens, fuse)
+        decision = Decision(split, layers, preempt, tuple(rules), tuple(errors), tokens, fuse)
+        if scope.batch is None:
+            self._steady.remember(view, decision)
+        return decision
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
         """Who to recompute later; the latest to arrive when a sort key fails. `requests` holds one."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from muxk.kernel.estimates import DecodeModel, Estimates
 from muxk.kernel.view import View
 from muxk.kernel.work import Split
-from muxk.policies.scopes import DecideScope, estimate_decode_on
+from muxk.policies.scopes import DecideScope, estimate_decode_on, has_prefill
 
 APART = 1e-9
 """Times that are nearer to each other than this part of themselves may change places by rounding."""
@@ -21,7 +21,7 @@ SURE = 0.999
 """Of the way to where two lines cross."""
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """An answer, and when it is the same."""
 
     estimates: Estimates
@@ -32,34 +32,39 @@ class _Known(NamedTuple):
     """Of the context, both included."""
     units: int
 
+    def holds(self, view: View) -> bool:
+        """Whether it is the answer to a view for sure."""
+        decode = view.decode
+        return (
+            self.first <= decode.context_tokens <= self.last
+            and self.batch == decode.batch
+            and self.estimates is view.estimates
+            and self.splits is view.splits
+            and not has_prefill(view)
+        )
+
 
 class FastestAlone:
     """The closure. It remembers one answer, which it would find again."""
 
     def __init__(self) -> None:
-        self._known: _Known | None = None
+        self.known: Known | None = None
+        """That answer."""
 
     def __call__(self, scope: DecideScope) -> Split:
         """All units on a cold start, and where no others are faster."""
-        view, known = scope.view, self._known
-        decode = view.decode
-        if (
-            known is not None
-            and known.estimates is view.estimates
-            and known.batch == decode.batch
-            and known.first <= decode.context_tokens <= known.last
-            and known.splits is view.splits
-            and scope.beside is None
-        ):
+        view, known = scope.view, self.known
+        if known is not None and known.holds(view):
             return Split(known.units, 0)
+        decode = view.decode
         best = view.units_total
         if view.estimates.decode and view.splits:
             estimate_decode_on(scope, [*(split.decode_units for split in view.splits), best])
             best = _fastest(scope)
-            if decode.batch and scope.beside is None:
+            if decode.batch and not has_prefill(view):
                 last = _same_until(scope, best)
                 context, splits = decode.context_tokens, view.splits
-                self._known = _Known(view.estimates, splits, decode.batch, context, last, best)
+                self.known = Known(view.estimates, splits, decode.batch, context, last, best)
         return Split(best, 0)
 
 

@@ -68,10 +68,13 @@ def _param(key: Scalar, node: Node, setting: str | None, report: Report) -> Para
         return None
     kind = type_node.text
     low, high = (_value(found.get(bound), kind, report) for bound in ("min", "max"))
-    value = _bounded(default, _value(default, kind, report), low, high, report)
+    words = tuple(
+        each.text if isinstance(each, Scalar) else "" for each in (found.get("min"), found.get("max"))
+    )
+    value = _bounded(default, _value(default, kind, report), (low, high), words, report)
     if setting is not None:
         scalar = whole(Source("--set", f"{name}={setting}".replace("\n", " ")), setting.replace("\n", " "))
-        value = _bounded(scalar, _value(scalar, kind, report), low, high, report)
+        value = _bounded(scalar, _value(scalar, kind, report), (low, high), words, report)
     return Param(name, TYPES[kind], value if value is not None else 1, _description(found, report))
 
 
@@ -113,14 +116,18 @@ def _quantity(node: Scalar, kind: str, report: Report) -> int | float | None:
 
 
 def _bounded(
-    node: Node, value: float | bool | None, low: float | None, high: float | None, report: Report
+    node: Node,
+    value: float | bool | None,
+    bounds: tuple[float | bool | None, float | bool | None],
+    words: tuple[str, ...],
+    report: Report,
 ) -> float | bool | None:
+    """The value; notes one out of bounds, with the bound as the policy has it."""
+    low, high = bounds
     if value is not None and low is not None and value < low:
-        report.add(
-            node.mark, f"{describe(node)} is below the least value of this param", code="out-of-bounds"
-        )
+        said = f"{describe(node)} is below the least value of this param"
+        report.add(node.mark, said, f"write {words[0]} or more", code="out-of-bounds")
     if value is not None and high is not None and value > high:
-        report.add(
-            node.mark, f"{describe(node)} is above the largest value of this param", code="out-of-bounds"
-        )
+        said = f"{describe(node)} is above the largest value of this param"
+        report.add(node.mark, said, f"write {words[1]} or less", code="out-of-bounds")
     return value

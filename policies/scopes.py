@@ -8,17 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from muxk.kernel.estimates import Estimates
 from muxk.kernel.view import AdmitView, FormView, PrefillView, RequestView, View
 from muxk.kernel.work import PrefillShape, Split
 from muxk.policies.problems import RuleError
+
+KNOWN_MAX = 256
+"""Times that are kept from one decision to the next; then all are forgotten and found again."""
+NO_BATCH = "there is no prefill batch; ask prefill.pending first"
 
 
 class DecideScope:
     """Scope of split, preempt and slice; filled in while `decide` goes from one to the next."""
 
-    __slots__ = ("batch", "beside", "cell", "layer_ns", "split", "step_ns", "units", "view")
+    __slots__ = ("batch", "cell", "layer_ns", "split", "step_ns", "units", "view")
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, known: KnownLayers | None = None) -> None:
+        """`known` are estimates that were asked for in earlier decisions."""
         self.view = view
         self.split = view.split
         """In force at first; then the one that the split rule chose, or tries."""
@@ -26,12 +32,32 @@ class DecideScope:
         """Units of the phase that `fewest` looks for, in the split it tries."""
         self.batch: PrefillView | None = view.running or view.parked or view.candidate
         """The prefill batch whose layers would be launched next."""
-        self.beside = _beside(view)
         self.cell: int | None = None
         """Of the guard's table; found when a step is estimated for the first time."""
         self.step_ns: dict[int, float] = {}
-        self.layer_ns: dict[tuple[int, int, int], float] = {}
+        self.layer_ns = {} if known is None else known.of(view.estimates)
         """Estimates asked so far, by units and by (units, tokens, pairs); rules ask for the same again."""
+
+
+class KnownLayers:
+    """Times of prefill layers from one decision to the next, which often ask for those of the same chunk."""
+
+    def __init__(self) -> None:
+        self._estimates: Estimates | None = None
+        self._layer_ns: dict[tuple[int, int, int], float] = {}
+
+    def of(self, estimates: Estimates) -> dict[tuple[int, int, int], float]:
+        """Those by these tables, to look up and to add to: by (units, tokens, pairs)."""
+        if estimates is not self._estimates or len(self._layer_ns) > KNOWN_MAX:
+            self._estimates, self._layer_ns = estimates, {}
+        return self._layer_ns
+
+
+def has_prefill(view: View) -> bool:
+    """Whether a decode step has to share the device with a prefill, now or soon."""
+    return not (
+        view.running is None and view.leaving is None and view.parked is None and view.candidate is None
+    )
 
 
 def _beside(view: View) -> PrefillShape | None:
@@ -125,7 +151,8 @@ def estimate_decode(scope: DecideScope, units: float) -> float:
     decode = view.decode
     load = (decode.batch, decode.context_tokens) if decode.batch else (decode.coming, decode.coming_tokens)
     if not scope.step_ns:
-        scope.cell = view.estimates.cell(*load, scope.beside)
+        guarded = view.estimates.contention is not None
+        scope.cell = view.estimates.cell(*load, _beside(view)) if guarded else None
     step_ns = _time(view.estimates.decode_in_cell_ns(whole, *load, scope.cell))
     scope.step_ns[whole] = step_ns
     return step_ns
@@ -156,7 +183,9 @@ def estimate_prefill_layer(scope: DecideScope, units: float) -> float:
     """
     if units < 1:
         raise RuleError("estimate.prefill_layer needs at least 1 unit")
-    batch = _next_batch(scope)
+    batch = scope.batch
+    if batch is None:
+        raise RuleError(NO_BATCH)
     if batch.chunk_tokens:
         return _layer_ns(scope, int(units), batch.chunk_tokens, batch.chunk_pairs)
     return _layer_ns(scope, int(units), batch.tokens_left, batch.pairs_left)
@@ -172,7 +201,9 @@ def estimate_chunk(scope: DecideScope, units: float, time_ns: float) -> int:
     """
     if units < 1:
         raise RuleError("estimate.chunk needs at least 1 unit")
-    batch = _next_batch(scope)
+    batch = scope.batch
+    if batch is None:
+        raise RuleError(NO_BATCH)
     fits, fails = 0, batch.tokens_left + 1
     while fails - fits > 1:
         tokens = (fits + fails) // 2
@@ -207,12 +238,6 @@ def _first_pairs(batch: PrefillView, tokens: int) -> int:
     left, pairs = batch.tokens_left, batch.pairs_left
     before = max(0.0, pairs / left - (left + 1) / 2)
     return min(pairs, tokens * (tokens + 1) // 2 + round(tokens * before))
-
-
-def _next_batch(scope: DecideScope) -> PrefillView:
-    if scope.batch is None:
-        raise RuleError("there is no prefill batch; ask prefill.pending first")
-    return scope.batch
 
 
 def shared(view: View) -> Split:

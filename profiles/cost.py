@@ -56,11 +56,10 @@ class RooflineCost:
         self._kv_heads = shape.kv_heads_of_one(tp)
         self._streams = elementwise_bytes(shape, tp)
         # Of attention in one layer: of a token of context, and of a new token.
-        self._context_bytes, self._row_bytes = (
-            attention_bytes(shape, tp, 1, 0),
-            attention_bytes(shape, tp, 0, 1),
-        )
+        self._context_bytes = float(attention_bytes(shape, tp, 1, 0))
+        self._row_bytes = float(attention_bytes(shape, tp, 0, 1))
         self._kept: dict[tuple[int, int, int, int, int], _Kept] = {}
+        self._layers_kept: dict[tuple[int, int], tuple[PhaseCost, PhaseCost, PhaseCost]] = {}
         self._decode_attention: dict[int, card.DecodeAttention] = {}
         """By units."""
 
@@ -69,12 +68,21 @@ class RooflineCost:
 
         Of a decode step the last two are with attention: they are short, and move little.
         """
+        if not load.chunk_tokens:
+            return self._decode_phases(load, units)
         kept = self._by_tokens(load, units)
         ns, moved = self._attention(load, units)
-        ns, moved = ns * load.layers, moved * load.layers
-        if load.chunk_tokens:
-            return (_phase(ns, moved, kept.drawn), *kept.phases)
-        return (_phase(ns + kept.others_ns, moved + kept.others_bytes, kept.drawn), kept.phases[0])
+        return (_phase(ns * load.layers, moved * load.layers, kept.drawn), *kept.phases)
+
+    def _decode_phases(self, load: ItemLoad, units: int) -> Sequence[PhaseCost]:
+        """Of a decode step, in as few calls as can be: there is one for each token of a row."""
+        rows, context, layers = load.decode_rows, load.decode_context, load.layers
+        kept = self._kept.get((rows, layers, load.embedded, load.sampled, units))
+        if kept is None:
+            kept = self._by_tokens(load, units)
+        ns = kept.attention.ns(rows, context) * layers + kept.others_ns
+        moved = (self._context_bytes * context + self._row_bytes * rows) * layers + kept.others_bytes
+        return (_phase(ns, moved, kept.drawn), kept.phases[0])
 
     def total_ns(self, load: ItemLoad, units: int) -> float:
         """When it runs alone."""
@@ -113,14 +121,26 @@ class RooflineCost:
 
     def _find(self, load: ItemLoad, tokens: int, units: int) -> _Kept:
         layers, drawn = load.layers, self._drawn(units)
-        products = _plus(_times(self._gemm_phase(tokens, units), layers), self._ends(load, units))
-        streams, sums = (
-            _times(self._stream_phase(tokens, units), layers),
-            _times(self._sum_phase(tokens), layers),
-        )
+        gemms, streams, sums = (_times(cost, layers) for cost in self._layer(tokens, units))
+        products = _plus(gemms, self._ends(load, units))
         others = [cost for cost in (streams, sums) if cost.ns]
         found = tuple(_phase(cost.ns, cost.bytes, drawn) for cost in (products, *others))
-        return _Kept(found, streams.ns + sums.ns, streams.bytes + sums.bytes, drawn)
+        attention = self._decode_attention_on(units)
+        return _Kept(found, streams.ns + sums.ns, streams.bytes + sums.bytes, drawn, attention)
+
+    def _layer(self, tokens: int, units: int) -> tuple[PhaseCost, PhaseCost, PhaseCost]:
+        """GEMMs, elementwise kernels and all-reduces of one layer."""
+        found = self._layers_kept.get((tokens, units))
+        if found is None:
+            if len(self._layers_kept) >= KEPT_MAX:
+                self._layers_kept.clear()
+            found = (
+                self._gemm_phase(tokens, units),
+                self._stream_phase(tokens, units),
+                self._sum_phase(tokens),
+            )
+            self._layers_kept[tokens, units] = found
+        return found
 
     def _drawn(self, units: int) -> float:
         return card.drawn_bandwidth(self.profile, self.profile.gemm.bandwidth_efficiency, units)
@@ -184,6 +204,8 @@ class _Kept(NamedTuple):
     others_bytes: float
     drawn: float
     """Bytes a ns that its units draw."""
+    attention: card.DecodeAttention
+    """On its units."""
 
 
 def _phase(ns: float, moved: float, drawn: float) -> PhaseCost:

@@ -166,8 +166,14 @@ def load_shape(model: str) -> ModelShape:
     path = Path(model)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise ShapeError(f"no model {model!r}: use one of {', '.join(known_models())}, or a config.json")
-    return shape_of_config(_read_config(path), path.parent.name or path.stem)
+        what = "there is no file" if path.suffix == ".json" or len(path.parts) > 1 else "no model"
+        raise ShapeError(f"{what} {model!r}: use one of {', '.join(known_models())}, or a config.json")
+    name = path.parent.name or path.stem
+    config = _read_config(path)
+    try:
+        return shape_of_config(config, name)
+    except ShapeError as error:  # of several files named config.json the path tells which
+        raise ShapeError(f"{path}: {str(error).removeprefix(f'{name}: ')}") from error
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
@@ -241,6 +247,8 @@ def _integer(config: Mapping[str, Any], name: str, key: str, default: int | None
     value = config.get(key)
     if value is None and default is not None:
         return default
+    if value is None:
+        raise ShapeError(f"{name}: {key} is None or missing, not a number from 1 to {DIMENSION_MAX}")
     if type(value) is not int or not 1 <= value <= DIMENSION_MAX:
         raise ShapeError(f"{name}: {key} is {value!r}, not a number from 1 to {DIMENSION_MAX}")
     return value

@@ -166,6 +166,19 @@ def read_profile(path: Path) -> Profile:
         raise ProfileError(f"{path} is a damaged profile: {error}") from error
 
 
+def holds_something_else(path: Path) -> bool:
+    """Whether the file has content, and that is a profile of no format: it was not measured here.
+
+    Raises ProfileError when it can not be read.
+    """
+    raw = _read(path, PROFILE_BYTES_MAX)
+    try:
+        msgspec.json.decode(raw, type=_Head)
+    except msgspec.MsgspecError:
+        return bool(raw.strip())
+    return False
+
+
 class _Format(msgspec.Struct, frozen=True):
     format: int
 

@@ -11,7 +11,7 @@ from muxk.actors.backends import Backend
 from muxk.actors.system import build_specs
 from muxk.client.aio import AsyncClient
 from muxk.kernel.device import Device
-from muxk.kernel.ingress import Ingress
+from muxk.kernel.ingress import SEND_BOUND, Ingress
 from muxk.kernel.realtime import RealtimeRuntime
 from muxk.kernel.trace import Trace
 from muxk.models.tokenizer import ByteTokenizer
@@ -28,15 +28,20 @@ def serve_device(
     policy: str = "muxwise",
     context: int = 512,
     calibrate: bool = False,
+    send_bound: int = SEND_BOUND,
 ) -> str:
-    """Run the scenario against a server over the device; why the server stopped. Closes the device."""
+    """Run the scenario against a server over the device; why the server stopped. Closes the device.
+
+    `send_bound` is how many frames ZeroMQ takes for a client that does not read.
+    """
     backend = Backend(device, ByteTokenizer(), "made up", context)
 
     async def run() -> str:
         ready = anyio.Event()
         specs = build_specs(backend, load_policy(policy, {}), seed=1, on_ready=ready.set, calibrate=calibrate)
         endpoint = f"ipc://{folder}/socket"
-        runtime = RealtimeRuntime(specs, trace=Trace(), ingress=Ingress(endpoint), report_directory=folder)
+        ingress = Ingress(endpoint, send_bound=send_bound)
+        runtime = RealtimeRuntime(specs, trace=Trace(), ingress=ingress, report_directory=folder)
         device.start(runtime.port("arbiter"))
         reasons: list[str] = []
 

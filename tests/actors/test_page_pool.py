@@ -72,6 +72,22 @@ def test_a_collision_of_the_hash_gives_out_no_foreign_kv(monkeypatch: pytest.Mon
     assert pool.reserve(2, run(700, 16) + tokens(1), spare=0) == 0
 
 
+def test_a_page_takes_the_place_of_its_double_that_was_evicted() -> None:
+    pool = PagePool(range(1, 12))
+    for request_id in (1, 2):
+        pool.reserve(request_id, run(0, 40), spare=0)
+    for request_id in (1, 2):
+        pool.publish(request_id, run(0, 40))
+    pool.release(1)
+    assert pool.reserve(3, run(900, 120), spare=0) == 0, "it needs the pages that the first one left"
+    assert pool.cached == 0
+    pool.publish(2, run(0, 50))
+    pool.check()
+    pool.release(3)
+    assert pool.reserve(4, run(0, 40), spare=0) == 32
+    assert pool.pages_of(4)[:2] == pool.pages_of(2)[:2]
+
+
 def test_released_pages_are_reused_until_somebody_needs_them() -> None:
     pool = PagePool(range(1, 5))
     pool.reserve(1, run(0, 40), spare=0)

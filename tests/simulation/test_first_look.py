@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from muxk.client import first_look
 from muxk.client.cell_pool import CellPool
-from muxk.client.cells import run_cell
+from muxk.client.cells import Cell, Goal, run_cell
 from muxk.client.cli import build_app
 from muxk.client.cli_compare import QUICK
+from muxk.client.compare import Entry, Study
+from muxk.client.compare_report import notes
+from muxk.client.contenders import Contender
 from muxk.client.first_look import OUTPUT_MAX, cut_of, search_of
 from muxk.client.synthetic import NAMES
 from muxk.client.workload_names import Traffic, find_workload
@@ -43,6 +46,7 @@ def test_a_first_look_says_what_it_cut_and_tries_no_rate_at_which_the_rest_comes
     monkeypatch.setattr(CellPool, "run", lambda pool, cell: run_cell(cell))  # here, to start no process
     trace, out = str(short_requests(tmp_path, rows=80)), tmp_path / "out.json"
     words = ["inflight", "--quick", "--workload", trace, "--rate", "1000", "--goal", "strict"]
+    words += ["--tolerance", "0.5", "--kv-tokens", "600000"]
     done = CliRunner().invoke(
         build_app(), ["compare", *words, "--jobs", "1", "--json", str(out)], env={"COLUMNS": "500"}
     )
@@ -56,3 +60,11 @@ def test_a_first_look_says_what_it_cut_and_tries_no_rate_at_which_the_rest_comes
     # Its first tokens take some 15 ms, so that eight requests in that time are some hundred a second.
     tried = [rate for rate, _ in entry["goodput"]["strict"]["seeds"][0]["runs"]]
     assert max(tried) < 1000
+
+
+def test_where_everything_failed_nothing_is_said_of_figures_that_are_not_there() -> None:
+    contender, cell = Contender("muxwise", "muxwise", (), "sim:h200"), Cell("muxwise", requests=60)
+    study = Study((contender,), ("sharegpt",), (), cell, (0,), (Goal.STRICT,), 0.2, quick=True)
+    failed = Entry(contender, "sharegpt", cell, error="it does not fit")
+    assert list(notes(study, [failed])) == []
+    assert list(notes(study, [failed, Entry(contender, "sharegpt", cell)])) != []
