@@ -133,8 +133,9 @@ def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
         entry.capacity = probe.figures["request_throughput"]
         entry.answer_s = probe.figures["mean_e2el_ms"] / 1000
         if not entry.capacity:
-            entry.error = "it completed no request"
-    return [probe for probe in probes if not probe.error]
+            refused = ", ".join(f"{count} {code}" for code, count in sorted(probe.figures["refused"].items()))
+            entry.error = f"it completed no request ({refused})"
+    return [probe for entry, probe in zip(entries, probes, strict=True) if not entry.error]
 
 
 def _plan(study: Study, entries: Sequence[Entry], probes: Sequence[Outcome], jobs: int) -> Plan:

@@ -62,6 +62,16 @@ def test_a_first_look_says_what_it_cut_and_tries_no_rate_at_which_the_rest_comes
     assert max(tried) < 1000
 
 
+def test_a_contender_that_completes_nothing_stands_in_its_place_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CellPool, "run", lambda pool, cell: run_cell(cell))
+    words = ["inflight", "--workload", str(short_requests(tmp_path)), "--kv-tokens", "16", "--requests", "3"]
+    done = CliRunner().invoke(build_app(), ["compare", *words, "--jobs", "1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert "failed: it completed no request (3 never_fits)" in done.output
+
+
 def test_where_everything_failed_nothing_is_said_of_figures_that_are_not_there() -> None:
     contender, cell = Contender("muxwise", "muxwise", (), "sim:h200"), Cell("muxwise", requests=60)
     study = Study((contender,), ("sharegpt",), (), cell, (0,), (Goal.STRICT,), 0.2, quick=True)
