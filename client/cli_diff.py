@@ -94,6 +94,8 @@ def diff(
     if goals:
         opened_store(cache)
     found = _diff(cells[0], cells[1], first)
+    if not (found.before["completed"] or found.after["completed"]):
+        die(f"neither completed a request; the first was told: {found.after['first_refusal']}", USAGE)
     goodputs = _goodputs(cells, goals or [], seeds, jobs, cache)
     _report(found, (old, new), goodputs, json_file)
     raise typer.Exit(CHANGED if found.changed else 0)

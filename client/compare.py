@@ -133,8 +133,13 @@ def _probe(lab: Lab, entries: Sequence[Entry]) -> list[Outcome]:
         entry.capacity = probe.figures["request_throughput"]
         entry.answer_s = probe.figures["mean_e2el_ms"] / 1000
         if not entry.capacity:
-            entry.error = "it completed no request"
-    return [probe for probe in probes if not probe.error]
+            entry.error = nothing_completed(probe)
+    return [probe for entry, probe in zip(entries, probes, strict=True) if not entry.error]
+
+
+def nothing_completed(outcome: Outcome) -> str:
+    """Why a run that went through has no figures."""
+    return f"it completed no request; the first was told: {outcome.figures['first_refusal']}"
 
 
 def _plan(study: Study, entries: Sequence[Entry], probes: Sequence[Outcome], jobs: int) -> Plan:

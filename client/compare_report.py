@@ -159,8 +159,12 @@ COLUMNS = ("TTFT P50", "P99", "TBT P50", "P99", "max", "over SLO", "KV hits", "i
 
 
 def _rates_tables(workload: str, entries: Sequence[Entry], console: Console) -> Iterator[Table]:
-    """One; where the console is too narrow for it, one for each rate, with a line for each figure."""
+    """One; where the console is too narrow for it, one for each rate, with a line for each figure; none where
+    nothing was measured."""
     from rich.measure import Measurement
+
+    if not any(entry.at for entry in entries):
+        return
 
     wide = _rates_table(workload, entries)
     if Measurement.get(console, console.options.update(width=WIDE), wide).maximum <= console.width:

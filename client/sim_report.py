@@ -57,6 +57,7 @@ def as_dict(plan: SimPlan, asked: Asked, run: Run) -> dict[str, Any]:
         "classes": {name: _class(measures) for name, measures in run.classes.items()},
         "turns": plan.turns.value,
         "refused": run.refused,
+        "first_refusal": run.reason,
         "kv_tokens": plan.gpu.kv_tokens,
         "kv_hit_rate": run.hit_rate,
         "split_residency_ms": run.residency_ms,

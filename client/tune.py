@@ -17,7 +17,7 @@ from statistics import fmean
 
 import msgspec
 from muxk.client.cells import Cell, Outcome
-from muxk.client.compare import ALL_AT_ONCE, SLOWER, START, Plan, runs_of_searches
+from muxk.client.compare import ALL_AT_ONCE, SLOWER, START, Plan, nothing_completed, runs_of_searches
 from muxk.client.experiments import CHECKED_BEYOND, CellFailed, Lab, Sought, around
 from muxk.client.goodput import confidence
 from muxk.client.param_grid import Settings
@@ -161,9 +161,9 @@ def _goodputs(lab: Lab, tuning: Tuning, candidates: Sequence[Settings], cells: S
 
 def _starts(lab: Lab, cells: Sequence[Cell]) -> list[float | None]:
     """A share of what completes when all come at once; None for a run that came to nothing."""
-    probes = _probes(lab, cells)
     return [
-        None if probe.error else max(1e-3, probe.figures["request_throughput"] * START) for probe in probes
+        None if _error_of(probe) else max(1e-3, probe.figures["request_throughput"] * START)
+        for probe in _probes(lab, cells)
     ]
 
 
@@ -172,7 +172,13 @@ def _probes(lab: Lab, cells: Sequence[Cell]) -> list[Outcome]:
 
 
 def _probe_error(lab: Lab, cell: Cell) -> str:
-    return _probes(lab, [cell])[0].error
+    return _error_of(_probes(lab, [cell])[0])
+
+
+def _error_of(probe: Outcome) -> str:
+    if probe.error:
+        return probe.error
+    return "" if probe.figures["request_throughput"] else nothing_completed(probe)
 
 
 def _quantiles(

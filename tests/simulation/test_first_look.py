@@ -62,6 +62,24 @@ def test_a_first_look_says_what_it_cut_and_tries_no_rate_at_which_the_rest_comes
     assert max(tried) < 1000
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["compare", "inflight"], 1),
+        (["tune", "chunked", "--param", "budget=64"], 1),
+        (["diff", "inflight", "chunked", "--rate", "9"], 2),
+    ],
+)
+def test_where_no_request_is_completed_the_reason_stands_in_the_place_of_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int
+) -> None:
+    monkeypatch.setattr(CellPool, "run", lambda pool, cell: run_cell(cell))
+    words = ["--workload", str(short_requests(tmp_path)), "--kv-tokens", "16", "--requests", "3"]
+    done = CliRunner().invoke(build_app(), [*command, *words], env={"COLUMNS": "300"})
+    assert done.exit_code == code
+    assert "request; the first was told: prompt_token_ids has 200 tokens" in done.output
+
+
 def test_where_everything_failed_nothing_is_said_of_figures_that_are_not_there() -> None:
     contender, cell = Contender("muxwise", "muxwise", (), "sim:h200"), Cell("muxwise", requests=60)
     study = Study((contender,), ("sharegpt",), (), cell, (0,), (Goal.STRICT,), 0.2, quick=True)
