@@ -160,8 +160,8 @@ class Decode(Actor):
 
     def on_steps_ran(self, message: StepsRan) -> None:
         self._emit(Emitted(earlier=self._take_earlier(message)))
-        self._settle()
-        self._grant()
+        if not self._settle():  # else it is said with the new pages
+            self._grant()
 
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
         earlier = None if message.before is None else self._take_earlier(message.before)
@@ -275,8 +275,8 @@ class Decode(Actor):
         if self.state.flow.granted:
             self.send(self._refs.arbiter, self.state.flow.revoke())
 
-    def _settle(self) -> None:
-        """Let go of ended rows, ask for pages, and make room when there are none."""
+    def _settle(self) -> bool:
+        """Let go of ended rows and ask for pages; whether there will be an answer."""
         batch, flow = self.state.batch, self.state.flow
         wanting = batch.take_wanting()
         for row in batch.ending_rows():
@@ -284,6 +284,7 @@ class Decode(Actor):
                 self._let_go(row)
         if wanting:
             self.send(self._refs.kv_pool, GrowPages(tuple([row.request_id for row in wanting])))
+        return bool(wanting)
 
     def _let_go(self, row: Row) -> None:
         ending = row.ending

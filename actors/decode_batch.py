@@ -57,8 +57,8 @@ class _Taken:
     """Without what depends on the tokens so far."""
     has_extras: bool
     foreseen: bool
-    """No token ends a row before it has all of them, and of each there is nothing to say but its id; of large
-    batches it is not said, where one row or another needs a page at each step."""
+    """No token ends a row before it has all of them, of each there is nothing to say but its id, and none is
+    drawn; of large batches it is not said, where one row or another needs a page at each step."""
     table: bytes = b""
     """int32[rows, width]; empty once a page was added."""
     width: int = 0
@@ -71,11 +71,14 @@ class _Taken:
 
     def add_page(self, row: Row, page: int) -> None:
         """The last of a row, which may be one that stood aside."""
-        self.table = b""
-        if self.pages is None:
-            self.width = 0
-        elif row.pages <= self.width and row.place < len(self.rows) and self.rows[row.place] is row:
+        if row.pages > self.width or row.place >= len(self.rows) or self.rows[row.place] is not row:
+            return
+        if self.pages is not None:
             self.pages[row.place, row.pages - 1] = page
+            self.table = b""
+        else:
+            begin = 4 * (row.place * self.width + row.pages - 1)
+            self.table = b"".join((self.table[:begin], int32_bytes([page]), self.table[begin + 4 :]))
 
 
 @dataclass
@@ -303,14 +306,15 @@ class DecodeBatch:
         for place, row in enumerate(rows):
             row.place = place
         slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
+        sampling = _plain_sampling(self._columns[slots])
         return _Taken(
             rows,
             slots,
             tuple(row.request_id for row in rows),
             int32_bytes(range(len(rows))),
-            _plain_sampling(self._columns[slots]),
+            sampling,
             any(row.extras is not None for row in rows),
-            len(rows) <= FEW_ROWS and all(row.plain and not row.ends for row in rows),
+            len(rows) <= FEW_ROWS and sampling.greedy and all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:

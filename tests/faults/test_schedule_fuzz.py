@@ -94,6 +94,8 @@ class Schedule:
     """Now and then the ties of one moment are."""
     as_ids: float = 0.7
     """Share of the requests on a GPU without text: their steps are taken many at a time."""
+    warm: bool = False
+    """Tokens of some requests on a GPU are drawn; what they are to be is not known then."""
     sent: dict[str, Sent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,7 +150,7 @@ class Schedule:
         fields = {
             "prompt_token_ids": shared + [97 + draw.randrange(26) for _ in range(draw.randrange(1, 40))],
             "max_tokens": draw.choice([1, 2, 5, 20, 40]),
-            "temperature": 0.0 if self.on_gpu else draw.choice([0.0, 0.8]),
+            "temperature": 0.0 if self.on_gpu and not self.warm else draw.choice([0.0, 0.8]),
             "seed": draw.randrange(1000),
             "ignore_eos": True,
             "detokenize": not (self.on_gpu and draw.random() < self.as_ids),
