@@ -14,16 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from muxk.actors.decode_batch import DecodeBatch
-from muxk.actors.decode_ends import finish_of, to_compute_again, to_move, view_of
-from muxk.actors.decode_output import Emitted, by_row
+from muxk.actors.decode_ends import ending_elsewhere, finish_of, to_compute_again, to_move, view_of
+from muxk.actors.decode_output import Emitted, Held, by_row, emitted_row
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_rows import Ending, Row
 from muxk.actors.decode_steps import Steps
 from muxk.actors.group_messages import MoveDecode, RequestsJoined, ResumeDecode
 from muxk.actors.messages import (
     AbortRequest,
+    EarlierIds,
     EmittedRow,
     GrowPages,
     JoinDecode,
@@ -31,11 +31,10 @@ from muxk.actors.messages import (
     ReleasePages,
     RequestAborted,
     RequestFailed,
-    ReservedRequest,
     StopRequest,
 )
 from muxk.actors.refs import DecodeInbox, Refs
-from muxk.actors.request_views import classified, up_to_date
+from muxk.actors.request_views import classified, in_its_class
 from muxk.kernel.actor import Actor
 from muxk.kernel.decider import Decider
 from muxk.kernel.messages import (
@@ -48,6 +47,7 @@ from muxk.kernel.messages import (
     RequestsReported,
     StateReported,
     StepLaunched,
+    StepsRan,
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
@@ -62,9 +62,7 @@ class DecodeActorState:
     decider: Decider
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     flow: Steps = field(default_factory=Steps)
-    held: list[tuple[int, EmittedRow]] = field(default_factory=list)
-    """First tokens that wait for the end of a step in flight, with its id; at most one a row, and one more of
-    a request that was evicted and is back."""
+    held: Held = field(default_factory=Held)
     early: JoinDecode | None = None
     """With a step that ended after one whose end has not arrived."""
     steps: int = 0
@@ -98,10 +96,12 @@ class Decode(Actor):
         self._settle()
 
     def _add_rows(self, message: JoinDecode) -> list[EmittedRow]:
+        self._rows_changed()
         logprobs = by_row(message.logprobs)
         joined = []
         for place, token in enumerate(int32_values(message.tokens)):
-            row = self.state.batch.add(self._in_its_class(message.requests[place]), token, self._end_ids)
+            reserved = in_its_class(message.requests[place], self.state.decider)
+            row = self.state.batch.add(reserved, token, self._end_ids)
             prompt = [found for found in message.prompt_logprobs if found.row == place]
             joined.append(self._account(row, token, logprobs.get(place, ()), tuple(prompt)))
             self._send_away(row)
@@ -117,31 +117,23 @@ class Decode(Actor):
             self._leave_for(row, target)
 
     def _leave_for(self, row: Row, group: int) -> None:
-        decider = self.state.decider
-        # What it leaves here is of use to nobody where prefixes are kept on the device that decodes.
-        keep = not decider.policy.fetches_prefix and decider.retain(view_of(row)).keep
-        self.state.batch.end(row, Ending(keep=keep, recompute=False, to_group=group))
+        self.state.batch.end(row, ending_elsewhere(row, group, self.state.decider))
 
     def on_move_decode(self, message: MoveDecode) -> None:
         """What is held of them goes first: the other group does not wait for a step of this one."""
+        self._rows_changed()
         leaving = [row for row in self.state.batch.rows.values() if row.ending is None]
         for row in leaving:
             self._leave_for(row, message.to)
-        self._emit(Emitted(self._held_of({row.request_id for row in leaving})))
+        self._emit(Emitted(self.state.held.take_of({row.request_id for row in leaving})))
         self._settle()
 
     def on_resume_decode(self, message: ResumeDecode) -> None:
         """A row that decoded elsewhere; its client has all its tokens."""
-        self.state.batch.add(self._in_its_class(message.reserved), message.token, self._end_ids)
+        self._rows_changed()
+        self.state.batch.add(in_its_class(message.reserved, self.state.decider), message.token, self._end_ids)
         self._submit()  # unasked, a newer version of the step that waits, or ignored if it runs already
         self._settle()
-
-    def _in_its_class(self, reserved: ReservedRequest) -> ReservedRequest:
-        """In a class of the policy in force, which may have changed since prefill asked."""
-        request = up_to_date(reserved.request, self.state.decider)
-        if request is reserved.request:
-            return reserved
-        return msgspec.structs.replace(reserved, request=request)
 
     def _hold_or_emit(self, stepped: Emitted, joined: list[EmittedRow], message: JoinDecode) -> None:
         """Send first tokens with those of the step that runs, as an engine does that works in steps.
@@ -152,17 +144,11 @@ class Decode(Actor):
         running = self.state.flow.running(message.decode_running)
         rows = self.state.batch.rows
         at_once = [row for row in joined if running is None or rows[row.request_id].ending is not None]
-        before = self._held_of({row.request_id for row in at_once})
+        before = self.state.held.take_of({row.request_id for row in at_once})
         if running is not None:
-            self.state.held += [(running, row) for row in joined if rows[row.request_id].ending is None]
+            self.state.held.add(running, [row for row in joined if rows[row.request_id].ending is None])
         stepped.rows += before + at_once
         self._emit(stepped)
-
-    def _held_of(self, request_ids: set[int]) -> list[EmittedRow]:
-        """What is held of requests whose next token is here: they were evicted in between, and came back."""
-        held = self.state.held
-        self.state.held = [(step, row) for step, row in held if row.request_id not in request_ids]
-        return [row for _, row in held if row.request_id in request_ids]
 
     def on_step_launched(self, message: StepLaunched) -> None:
         """Submit the step after one that runs with this version: it takes its tokens on the device."""
@@ -172,8 +158,15 @@ class Decode(Actor):
         self._submit()
         self._settle()
 
+    def on_steps_ran(self, message: StepsRan) -> None:
+        self._emit(Emitted(earlier=self._take_earlier(message)))
+        if not self._settle():  # else it is said with the new pages
+            self._grant()
+
     def on_decode_step_done(self, message: DecodeStepDone) -> None:
+        earlier = None if message.before is None else self._take_earlier(message.before)
         emitted = self._take_step(message)
+        emitted.earlier = earlier
         # The next step first: what follows runs while it does.
         self._go_on(emitted)
         self._emit(emitted)
@@ -185,12 +178,19 @@ class Decode(Actor):
         if early is not None:
             self.on_join_decode(early)
 
+    def _take_earlier(self, ran: StepsRan) -> EarlierIds:
+        """Steps that ended before, which had nothing but a token for each row."""
+        rows = self.state.flow.ran(ran, self.state.batch)
+        self.state.tokens += rows * len(ran.tokens)
+        self.state.steps += len(ran.tokens)
+        return EarlierIds(ran.on_lane[0].requests, ran.tokens, ran.known_ns)
+
     def _take_step(self, message: DecodeStepDone) -> Emitted:
         """Advance the rows of a step that ended."""
         batch = self.state.batch
-        work, rows = self.state.flow.end(message.step_id, message.version, batch)
+        work, rows, _ = self.state.flow.end(message.step_id, message.version, batch)
         logprobs = by_row(message.logprobs)
-        emitted = Emitted(self._held(message.step_id), advanced=True)
+        emitted = Emitted(self.state.held.take_until(message.step_id), advanced=True)
         others = batch.advance(rows, message.tokens)
         tokens = int32_values(message.tokens) if others else ()
         for place in others:
@@ -211,7 +211,7 @@ class Decode(Actor):
                 batch.end(row, Ending(keep=False, recompute=False))
                 failed = RequestFailed(row.request_id, "engine_failed", f"decode failed: {message.reason}")
                 self.send(self._refs.tokenizer, failed)
-        emitted = Emitted(self._held(message.step_id))
+        emitted = Emitted(self.state.held.take_until(message.step_id))
         self._go_on(emitted)
         self._emit(emitted)
         self._settle()
@@ -226,27 +226,11 @@ class Decode(Actor):
     ) -> EmittedRow:
         """Note a new token and see whether it ends the request."""
         self.state.tokens += 1
-        reason, stop_token = finish_of(row, token, self._end_ids)
-        if reason is not None:
+        finish = finish_of(row, token, self._end_ids)
+        if finish.reason is not None:
             keep = self.state.decider.retain(view_of(row)).keep
             self.state.batch.end(row, Ending(keep=keep, recompute=False))
-        return EmittedRow(
-            row.request_id,
-            (token,),
-            reason,
-            row.reused_tokens,
-            stop_token,
-            logprobs,
-            prompt_logprobs,
-            row.request.as_ids,
-        )
-
-    def _held(self, step_id: int) -> list[EmittedRow]:
-        """First tokens that waited for the end of this step."""
-        if not (held := self.state.held):
-            return []
-        self.state.held = [(step, row) for step, row in held if step > step_id]
-        return [row for step, row in held if step <= step_id]
+        return emitted_row(row, token, finish, logprobs, prompt_logprobs)
 
     def _emit(self, emitted: Emitted) -> None:
         if (message := emitted.for_tokenizer(self._refs.group)) is not None:
@@ -272,14 +256,27 @@ class Decode(Actor):
 
     def _submit(self) -> bool:
         """Submit the next step, or a newer version of the one that waits; False when no row can take it."""
-        work = self.state.flow.submit(self.state.batch)
-        if work is None:
+        submitted = self.state.flow.submit(self.state.batch)
+        if submitted is None:
             return False
-        self.send(self._refs.arbiter, SubmitDecode(work, self.state.batch.tbt_slo_ns))
+        # Who waits for the end of a step has something to say after it.
+        self.state.flow.granted = 0 if self.state.held.rows else submitted.more
+        tbt_slo_ns = self.state.batch.tbt_slo_ns
+        self.send(self._refs.arbiter, SubmitDecode(submitted.work, tbt_slo_ns, self.state.flow.granted))
         return True
 
-    def _settle(self) -> None:
-        """Let go of ended rows, ask for pages, and make room when there are none."""
+    def _grant(self) -> None:
+        """Tell the arbiter what may follow the steps that are on lanes, without being asked."""
+        if not self.state.held.rows and (more := self.state.flow.grant(self.state.batch)) is not None:
+            self.send(self._refs.arbiter, more)
+
+    def _rows_changed(self) -> None:
+        """Steps that may follow unasked would have other rows, or another SLO."""
+        if self.state.flow.granted:
+            self.send(self._refs.arbiter, self.state.flow.revoke())
+
+    def _settle(self) -> bool:
+        """Let go of ended rows and ask for pages; whether there will be an answer."""
         batch, flow = self.state.batch, self.state.flow
         wanting = batch.take_wanting()
         for row in batch.ending_rows():
@@ -287,6 +284,7 @@ class Decode(Actor):
                 self._let_go(row)
         if wanting:
             self.send(self._refs.kv_pool, GrowPages(tuple([row.request_id for row in wanting])))
+        return bool(wanting)
 
     def _let_go(self, row: Row) -> None:
         ending = row.ending
@@ -317,14 +315,11 @@ class Decode(Actor):
         for request_id in message.denied:
             if request_id in rows:
                 self.state.batch.deny_page(rows[request_id])
-        if message.denied and self._stalled():
+        if message.denied and self.state.batch.stalled:
             self._evict()
         if not self.state.flow.outstanding:
             self._submit()  # unasked: all rows had stalled, so that the arbiter was told `DecodeIdle`
-
-    def _stalled(self) -> bool:
-        """A row can not take the next step for want of a page."""
-        return any(row.goes_on and not row.fits for row in self.state.batch.rows.values())
+        self._grant()
 
     def _evict(self) -> None:
         """Choose who is computed again later; nobody while pages of an earlier choice are to come back."""
@@ -332,6 +327,7 @@ class Decode(Actor):
         rows = list(batch.rows.values())
         if batch.endings or not rows:
             return
+        self._rows_changed()
         answer = self.state.decider.victim([view_of(row) for row in rows], self.now_ns())
         batch.end(rows[answer.index], Ending(keep=True, recompute=True, rule=answer.rule))
         self.state.recomputes += 1
@@ -349,6 +345,7 @@ class Decode(Actor):
             self.state.late_events += 1
             return
         keep = self.state.decider.retain(view_of(row)).keep
+        self._rows_changed()
         self.state.batch.end(row, Ending(keep=keep, recompute=False))
         self._settle()
 
@@ -358,6 +355,7 @@ class Decode(Actor):
             self._pass_on(message)
             return
         self.send(self._refs.gateway, RequestAborted(message.request_id))
+        self._rows_changed()
         self.state.batch.end(row, Ending(keep=False, recompute=False))
         self._settle()
 
@@ -374,6 +372,7 @@ class Decode(Actor):
 
     def on_policy_changed(self, message: PolicyChanged) -> None:
         """Rows get the classes of the new policy; a step that waits tells the arbiter of their SLO."""
+        self._rows_changed()
         decider = self.state.decider
         decider.use(message.sha)
         self.state.batch.put_into_classes(lambda request: classified(request, decider))

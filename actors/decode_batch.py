@@ -18,7 +18,7 @@ from muxk.actors.columns import ExtrasMaker
 from muxk.actors.decode_rows import NEVER, Ending, Row, Stretch
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import class_of
-from muxk.kernel.work import PAGE_SIZE, DecodeWork, SamplingColumns, int32_bytes, int32_values
+from muxk.kernel.work import PAGE_SIZE, DecodeWork, RowPages, SamplingColumns, int32_bytes, int32_values
 
 FEW_ROWS = 24
 SAMPLING_DTYPE = np.dtype(
@@ -39,6 +39,9 @@ class Submitted(NamedTuple):
 
     work: DecodeWork
     rows: list[Row]
+    more: int = 0
+    """Steps of the same rows that can follow without a look at them: none ends or needs a page before the
+    last of these is launched."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class _Taken:
     sampling: SamplingColumns
     """Without what depends on the tokens so far."""
     has_extras: bool
+    foreseen: bool
+    """No token ends a row before it has all of them, of each there is nothing to say but its id, and none is
+    drawn; of large batches it is not said, where one row or another needs a page at each step."""
     table: bytes = b""
     """int32[rows, width]; empty once a page was added."""
     width: int = 0
@@ -65,11 +71,14 @@ class _Taken:
 
     def add_page(self, row: Row, page: int) -> None:
         """The last of a row, which may be one that stood aside."""
-        self.table = b""
-        if self.pages is None:
-            self.width = 0
-        elif row.pages <= self.width and row.place < len(self.rows) and self.rows[row.place] is row:
+        if row.pages > self.width or row.place >= len(self.rows) or self.rows[row.place] is not row:
+            return
+        if self.pages is not None:
             self.pages[row.place, row.pages - 1] = page
+            self.table = b""
+        else:
+            begin = 4 * (row.place * self.width + row.pages - 1)
+            self.table = b"".join((self.table[:begin], int32_bytes([page]), self.table[begin + 4 :]))
 
 
 @dataclass
@@ -159,6 +168,15 @@ class DecodeBatch:
             row.next += 1
         self._moved = True
 
+    def ran(self, rows: list[Row], columns: tuple[bytes, ...]) -> None:
+        """These steps ended, and as many were launched, of rows that had nothing to add to them."""
+        for row in rows:
+            row.next += len(columns)
+        self._moved = True
+        for column in columns:
+            others = self.advance(rows, column)
+            assert not others, "a row ended in a step of which nobody was told"
+
     def advance(self, rows: list[Row], column: bytes) -> list[int]:
         """Take the tokens of a step, int32, but for rows that are ending.
 
@@ -181,6 +199,11 @@ class DecodeBatch:
     def ending_rows(self) -> list[Row]:
         """In the order in which they joined."""
         return [row for row in self.rows.values() if row.ending is not None] if self.endings else []
+
+    @property
+    def stalled(self) -> bool:
+        """A row can not take the next step for want of a page."""
+        return any(row.goes_on and not row.fits for row in self.rows.values())
 
     def take_wanting(self) -> list[Row]:
         """Rows that need a page, for which it is now asked."""
@@ -230,7 +253,7 @@ class DecodeBatch:
         if taken is None or not taken.has_rows(rows):
             taken = self._taken = self._take(rows)
         positions = [row.next for row in rows]
-        self._look_up(taken, max(positions) // PAGE_SIZE + 1)
+        self._look_up(taken, self._width(taken, max(positions)))
         carried, sources = _carried(taken, running)
         work = DecodeWork(
             step_id=step_id,
@@ -246,7 +269,31 @@ class DecodeBatch:
             carried_rows=carried,
             carried_from=sources,
         )
-        return Submitted(work, taken.rows)
+        return Submitted(work, taken.rows, self._more(taken, behind=1))
+
+    def _width(self, taken: _Taken, position: int) -> int:
+        """Pages of a row that the step, and those that may follow it, go to."""
+        width = position // PAGE_SIZE + 1 + taken.foreseen
+        return width if width < self._table.shape[1] else self._table.shape[1]
+
+    def more_behind(self, rows: list[Row]) -> tuple[int, RowPages] | None:
+        """`Submitted.more` of the newest step, which has these rows and is launched, and their pages; None
+        where that can not be said."""
+        taken = self._taken
+        if taken is None or taken.rows is not rows:
+            return None
+        self._look_up(taken, self._width(taken, max([row.next for row in rows])))
+        return self._more(taken, behind=0), RowPages(taken.table, taken.width)
+
+    def _more(self, taken: _Taken, behind: int) -> int:
+        """See `Submitted.more`. So many steps are submitted that the rows do not count as launched."""
+        if not taken.foreseen or self.endings or len(taken.rows) < len(self.rows):
+            return 0
+        end = taken.width * PAGE_SIZE
+        # Before each of them a row's position is less than `reach`, and but for the last one, after which
+        # decode is told, it is less than `grow_from` behind it.
+        left = min([min(end, row.reach, row.grow_from) - row.next for row in taken.rows])
+        return left - behind if left > behind else 0
 
     def _newest(self, taken: _Taken) -> bytes:
         """int32: the last token of each row that the host knows."""
@@ -259,13 +306,15 @@ class DecodeBatch:
         for place, row in enumerate(rows):
             row.place = place
         slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
+        sampling = _plain_sampling(self._columns[slots])
         return _Taken(
             rows,
             slots,
             tuple(row.request_id for row in rows),
             int32_bytes(range(len(rows))),
-            _plain_sampling(self._columns[slots]),
+            sampling,
             any(row.extras is not None for row in rows),
+            len(rows) <= FEW_ROWS and sampling.greedy and all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 from muxk.actors.decode_batch import DecodeBatch
-from muxk.actors.decode_rows import Row
+from muxk.actors.decode_rows import Ending, Row
 from muxk.actors.group_messages import MigrateRequest
 from muxk.actors.messages import Request, ReservedRequest
 from muxk.actors.request_views import request_view
+from muxk.kernel.decider import Decider
 from muxk.kernel.view import RequestView
 from muxk.kernel.work import int32_bytes
 
@@ -42,6 +43,13 @@ def view_of(row: Row) -> RequestView:
     """As the policy sees it."""
     view = request_view(row.request)
     return msgspec.structs.replace(view, generated_tokens=row.count, pages=row.pages)
+
+
+def ending_elsewhere(row: Row, group: int, decider: Decider) -> Ending:
+    """It goes on in another group. What it leaves here is of use to nobody where prefixes are kept on the
+    device that decodes."""
+    keep = not decider.policy.fetches_prefix and decider.retain(view_of(row)).keep
+    return Ending(keep=keep, recompute=False, to_group=group)
 
 
 def to_compute_again(row: Row) -> Request:

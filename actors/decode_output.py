@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muxk.actors.messages import EmittedRow, IdsEmitted, TokensEmitted
+from muxk.actors.decode_ends import Finish
+from muxk.actors.decode_rows import Row
+from muxk.actors.messages import EarlierIds, EmittedRow, IdsEmitted, TokensEmitted
 from muxk.kernel.work import RowLogprobs
 
 
@@ -19,6 +21,8 @@ class Emitted:
     """int32[requests]."""
     advanced: bool = False
     """A step ended."""
+    earlier: EarlierIds | None = None
+    """What comes before all of this."""
 
     @property
     def ends_some(self) -> bool:
@@ -42,7 +46,54 @@ class Emitted:
     def for_gateway(self) -> IdsEmitted | None:
         """Of requests that want none."""
         rows = tuple([row for row in self.rows if row.as_ids])
-        return IdsEmitted(rows, self.requests, self.tokens) if rows or self.requests else None
+        if not rows and not self.requests and self.earlier is None:
+            return None
+        return IdsEmitted(rows, self.requests, self.tokens, self.earlier)
+
+
+@dataclass(slots=True)
+class Held:
+    """First tokens that wait for the end of a step in flight; at most one a row, and one more of a request
+    that was evicted and is back."""
+
+    rows: list[tuple[int, EmittedRow]] = field(default_factory=list)
+    """With the step's id."""
+
+    def add(self, step_id: int, rows: list[EmittedRow]) -> None:
+        self.rows += [(step_id, row) for row in rows]
+
+    def take_of(self, request_ids: set[int]) -> list[EmittedRow]:
+        """Of requests whose next token is here: they were evicted in between, and came back."""
+        rows = self.rows
+        self.rows = [(step, row) for step, row in rows if row.request_id not in request_ids]
+        return [row for _, row in rows if row.request_id in request_ids]
+
+    def take_until(self, step_id: int) -> list[EmittedRow]:
+        """Those that waited for the end of this step."""
+        if not (rows := self.rows):
+            return []
+        self.rows = [(step, row) for step, row in rows if step > step_id]
+        return [row for step, row in rows if step <= step_id]
+
+
+def emitted_row(
+    row: Row,
+    token: int,
+    finish: Finish,
+    logprobs: tuple[RowLogprobs, ...],
+    prompt_logprobs: tuple[RowLogprobs, ...],
+) -> EmittedRow:
+    """A new token of a row, with all there is to say of it."""
+    return EmittedRow(
+        row.request_id,
+        (token,),
+        finish.reason,
+        row.reused_tokens,
+        finish.stop_token,
+        logprobs,
+        prompt_logprobs,
+        row.request.as_ids,
+    )
 
 
 def by_row(reported: tuple[RowLogprobs, ...]) -> dict[int, tuple[RowLogprobs, ...]]:

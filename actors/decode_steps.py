@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from muxk.actors.decode_batch import DecodeBatch, Submitted
+from muxk.kernel.messages import MoreSteps, StepsRan
 from muxk.kernel.work import DecodeWork
+
+ON_LANES_MAX = 2
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Steps:
     outstanding: dict[int, Step] = field(default_factory=dict)
     on_lanes: list[int] = field(default_factory=list)
     """Steps that are known to be launched."""
+    granted: int = 0
+    """`SubmitDecode.more` of the newest step, as far as it holds."""
 
     @property
     def waiting(self) -> Step | None:
@@ -50,11 +55,11 @@ class Steps:
             return self.on_lanes[-1]
         return next(iter(self.outstanding)) if decode_running and self.outstanding else None
 
-    def submit(self, batch: DecodeBatch) -> DecodeWork | None:
+    def submit(self, batch: DecodeBatch) -> Submitted | None:
         """A newer version of the step that waits, or the first one of the next; None when no row is ready."""
         step = self.outstanding.get(self.newest)
         if step is None or step.launched is not None:
-            if len(self.on_lanes) > 1:  # each of its rows would lack two tokens
+            if len(self.on_lanes) >= ON_LANES_MAX:  # each of its rows would lack two tokens
                 return None
             step = None
         rows = batch.ready()
@@ -65,7 +70,38 @@ class Steps:
             step = self.outstanding[self.newest] = Step()
         version = len(step.versions) + 1
         submitted = step.versions[version] = batch.submit(rows, self.newest, version, self._on_lane())
-        return submitted.work
+        return submitted
+
+    def grant(self, batch: DecodeBatch) -> MoreSteps | None:
+        """What may follow the newest step, where it is launched behind one that runs."""
+        if len(self.on_lanes) < ON_LANES_MAX or self.on_lanes[-1] != self.newest:
+            return None
+        found = batch.more_behind(self._launched(self.newest).rows)
+        if found is None or not found[0]:
+            return None
+        self.granted, pages = found
+        return MoreSteps(self.newest, self.granted, pages)
+
+    def revoke(self) -> MoreSteps:
+        """Nothing may follow it."""
+        self.granted = 0
+        return MoreSteps(self.newest)
+
+    def ran(self, ran: StepsRan, batch: DecodeBatch) -> int:
+        """Steps ended, and others that were launched unasked took their places; the rows of each."""
+        rows = self._launched(self.newest).rows
+        self.outstanding = {
+            work.step_id: Step({work.version: Submitted(work, rows)}, work.version) for work in ran.on_lane
+        }
+        self.on_lanes = list(self.outstanding)
+        self.newest = self.on_lanes[-1]
+        batch.ran(rows, ran.tokens)
+        return len(rows)
+
+    def _launched(self, step_id: int) -> Submitted:
+        step = self.outstanding[step_id]
+        assert step.launched is not None
+        return step.versions[step.launched]
 
     def versions_with(self, request_id: int) -> int:
         """Versions of steps with this row that may still run."""
@@ -76,9 +112,7 @@ class Steps:
         """What runs of the step that rows get carried tokens from."""
         if not self.on_lanes:
             return None
-        step = self.outstanding[self.on_lanes[0]]
-        assert step.launched is not None
-        return step.versions[step.launched].work
+        return self._launched(self.on_lanes[0]).work
 
     def launch(self, step_id: int, version: int, batch: DecodeBatch) -> bool:
         """Note that a version is on its lane; False for a step that has ended."""

@@ -24,6 +24,7 @@ from muxk.actors.refs import Refs, group_refs
 from muxk.kernel.actor import ActorSpec
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.device import Device, ElasticDevice
+from muxk.kernel.devices.sim_gpu import SimGpu
 from muxk.kernel.policy import PolicyBook
 from muxk.kernel.work import PAGE_SIZE
 from muxk.profiles.calibration import plan_probes
@@ -85,6 +86,7 @@ class Engine:
         self, refs: Refs, device: Device, elastic: ElasticDevice | None
     ) -> Callable[[], Arbiter]:
         generations = itertools.count()
+        foreseeing = device if isinstance(device, SimGpu) else None
 
         def new_arbiter() -> Arbiter:
             generation = next(generations)
@@ -93,7 +95,15 @@ class Engine:
                 if elastic is not None:
                     elastic.resize(1)  # whom it worked with is in its own group again
             first_item = 1 + generation * GENERATION
-            return Arbiter(device, self.book, self.policy_sha, refs, first_item, elastic=elastic)
+            return Arbiter(
+                device,
+                self.book,
+                self.policy_sha,
+                refs,
+                first_item,
+                elastic=elastic,
+                foreseeing=foreseeing,
+            )
 
         return new_arbiter
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from muxk.actors import protocol as wire
 from muxk.actors.gateway_owner import Owner
 from muxk.actors.gateway_state import Choice, Crowd, GatewayState
-from muxk.actors.messages import EmittedRow, IdsEmitted, TextEmitted, TextRow
+from muxk.actors.messages import EarlierIds, EmittedRow, IdsEmitted, TextEmitted, TextRow
 from muxk.actors.text_output import no_bytes, token_logprobs
 from muxk.kernel.work import int32_values
 
@@ -49,9 +49,9 @@ class _Part:
     def tokens(self, column: Sequence[int]) -> Sequence[int]:
         return column if len(self.places) == len(column) else [column[place] for place in self.places]
 
-    def event(self, column: Sequence[int]) -> wire.TokenIds:
+    def event(self, column: Sequence[int], at_ns: int | None = None) -> wire.TokenIds:
         """What the peer gets of a step in which there is nothing else for it."""
-        return _token_ids(self.names, tuple(self.tokens(column)), self.choices)
+        return _token_ids(self.names, tuple(self.tokens(column)), self.choices, at_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class GatewayOutput:
 
     def ids(self, message: IdsEmitted) -> None:
         """A step of requests that get none."""
+        if message.earlier is not None:
+            self._earlier(message.earlier)
         told: dict[bytes, _Told] = {}
         now_ns = self._owner.now_ns()
         for row in message.rows:
@@ -113,6 +115,16 @@ class GatewayOutput:
             of_peer.add(part.names, part.tokens(column), part.choices)
         for peer, of_peer in told.items():
             self._owner.tell(peer, *of_peer.frame())
+
+    def _earlier(self, steps: EarlierIds) -> None:
+        """Steps that ended before and brought a token for each of the same requests."""
+        events: dict[bytes, list[wire.Event]] = {}
+        for tokens, at_ns in zip(steps.tokens, steps.known_ns, strict=True):
+            column = int32_values(tokens)
+            for part in self._parts(steps.requests, at_ns):
+                events.setdefault(part.peer, []).append(part.event(column, at_ns))
+        for peer, of_peer in events.items():
+            self._owner.tell(peer, *of_peer)
 
     def _take_row(self, choice: Choice, row: EmittedRow, now_ns: int, told: _Told) -> None:
         logprobs = token_logprobs(row.logprobs, no_bytes)
@@ -143,9 +155,11 @@ class GatewayOutput:
         return self._column.parts
 
 
-def _token_ids(names: tuple[str, ...], tokens: tuple[int, ...], choices: tuple[int, ...]) -> wire.TokenIds:
+def _token_ids(
+    names: tuple[str, ...], tokens: tuple[int, ...], choices: tuple[int, ...], at_ns: int | None = None
+) -> wire.TokenIds:
     """Choices are said only where there are others than the first."""
-    return wire.TokenIds(names, tokens, choices if any(choices) else ())
+    return wire.TokenIds(names, tokens, choices if any(choices) else (), at_ns)
 
 
 def _by_peer(found: list[tuple[int, Choice]]) -> tuple[_Part, ...]:

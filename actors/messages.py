@@ -267,6 +267,17 @@ class TokensEmitted(Message, frozen=True):
     group: int = 0
 
 
+class EarlierIds(msgspec.Struct, frozen=True, gc=False):
+    """What steps brought that ended one after the other and that are told of together."""
+
+    requests: tuple[int, ...]
+    """All `as_ids`, and all go on."""
+    tokens: tuple[bytes, ...]
+    """int32[requests] of each step."""
+    known_ns: tuple[int, ...]
+    """When the arbiter knew of its end."""
+
+
 class IdsEmitted(Message, frozen=True):
     """decode -> gateway: what one step brought to requests that go `as_ids`, one message a step."""
 
@@ -276,6 +287,8 @@ class IdsEmitted(Message, frozen=True):
     """Others, which go on; what `rows` has of them came before."""
     tokens: bytes
     """int32: one for each of `requests`."""
+    earlier: EarlierIds | None = None
+    """Of steps before it."""
 
 
 class RequestFailed(Message, frozen=True):

@@ -233,6 +233,9 @@ class TokenIds(Event, frozen=True, omit_defaults=True):
     """One for each of `request_ids`."""
     choices: tuple[int, ...] = ()
     """The choice of each; empty when all are choice 0."""
+    at_ns: int | None = None
+    """When the step ended, by the server's clock, where that is past: a server in virtual time tells of some
+    steps together."""
 
 
 class ChoiceFinished(Event, frozen=True):

@@ -89,6 +89,7 @@ PrefillInbox = (
 DecodeInbox = (
     m.JoinDecode
     | k.DecodeStepDone
+    | k.StepsRan
     | k.StepLaunched
     | k.DecodeFailed
     | m.PagesGrown
@@ -112,6 +113,7 @@ ArbiterInbox = (
     | k.BatchClassified
     | k.CancelPrefill
     | k.SubmitDecode
+    | k.MoreSteps
     | k.DecodeIdle
     | ItemDone
     | ItemFailed

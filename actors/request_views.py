@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from muxk.actors.messages import Request
+from muxk.actors.messages import Request, ReservedRequest
 from muxk.kernel.decider import Decider
 from muxk.kernel.view import PrefillView, RequestClass, RequestView
 from muxk.kernel.work import PAGE_SIZE, attention_pairs
@@ -48,6 +48,12 @@ def classified(request: Request, decider: Decider) -> Request:
 def up_to_date(request: Request, decider: Decider) -> Request:
     """`classified`, unless the policy in force did that."""
     return request if request.classified_by == decider.policy.sha else classified(request, decider)
+
+
+def in_its_class(reserved: ReservedRequest, decider: Decider) -> ReservedRequest:
+    """Of the policy in force, which may have changed since prefill asked."""
+    request = up_to_date(reserved.request, decider)
+    return reserved if request is reserved.request else msgspec.structs.replace(reserved, request=request)
 
 
 def class_of(request: Request) -> RequestClass:

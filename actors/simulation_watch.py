@@ -140,6 +140,9 @@ class _WatchedPort:
     def cancel(self, timer: Timer) -> None:
         self._port.cancel(timer)
 
+    def quiet_until_ns(self, beside: Timer) -> int:
+        return self._port.quiet_until_ns(beside)
+
 
 class WatchedPolicy:
     """A policy whose answers are noted; implements `muxk.kernel.policy.Policy`."""

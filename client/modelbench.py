@@ -99,6 +99,9 @@ class _Port:
     def cancel(self, timer: Timer) -> None:
         raise NotImplementedError("the CPU device does not wait")
 
+    def quiet_until_ns(self, beside: Timer) -> int:
+        raise NotImplementedError("the CPU device does not foresee")
+
 
 def bench_layer_wise_prefill() -> None:
     """Time of a prompt cut into single layers, two items in flight, over that of one item."""

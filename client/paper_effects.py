@@ -18,7 +18,7 @@ from muxk.actors.gpu_backend import parse_gpu
 from muxk.client.paper_rows import Setting, System, device_of
 from muxk.client.workload_names import Traffic, find_workload
 from muxk.kernel.bandwidth import Sharing, rates_of_two
-from muxk.kernel.devices.sim_gpu import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.work import attention_pairs
 from muxk.profiles.cost import RooflineCost, kv_pages
 from muxk.profiles.gpu import GpuProfile, load_gpu

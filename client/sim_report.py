@@ -10,7 +10,8 @@ import msgspec
 from muxk.client.class_measures import judge
 from muxk.client.measures import Judgement, Measures
 from muxk.client.sim_run import Run, S, SimPlan
-from muxk.kernel.idle import Cause, IdleReport, bubble_sizes, idle_summary
+from muxk.kernel.idle import Cause, IdleReport
+from muxk.kernel.idle_summary import bubble_sizes, idle_summary
 from muxk.policies.problems import visible
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ from muxk.kernel.view import RequestView
 from muxk.kernel.virtual import VirtualRuntime
 
 S = 1_000_000_000
-STEP_NS, QUIET_STEP_NS = 100_000_000, 100 * S
-"""How often the driver looks around while it waits: with live requests, and without."""
+STEP_NS, LIVE_STEP_NS, QUIET_STEP_NS = 100_000_000, S, 100 * S
+"""How often the driver looks around: at the end of the run, before it with live requests, and without."""
 SILENCE_MAX_NS = 600 * S
 """After so long without a token while requests are live, something is wrong."""
 PEERS, PEER_REQUESTS = 64, 1024
@@ -246,7 +246,7 @@ class _Simulator:
     def _run_to(self, at_ns: int) -> None:
         """In steps, so that a recording can be written and silence is noticed."""
         while self._now_ns() < at_ns:
-            step_ns = STEP_NS if self._live or not self._ready else QUIET_STEP_NS
+            step_ns = QUIET_STEP_NS if self._ready and not self._live else LIVE_STEP_NS
             self._runtime.run_until(self._start_ns + min(at_ns, self._now_ns() + step_ns))
             if self._recorder is not None:
                 self._recorder.write(self._recorder.take())
@@ -315,7 +315,7 @@ class _Simulator:
         now_ns = self._now_ns()
         for event in self._decoder.decode(frame.payload).events:
             if isinstance(event, wire.TokenIds):
-                self._live.hear(event, now_ns)
+                self._live.hear(event, now_ns if event.at_ns is None else event.at_ns - self._start_ns)
                 self._output_tokens += len(event.token_ids)
                 self._heard_ns = now_ns
             elif isinstance(event, wire.Finished):

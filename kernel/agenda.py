@@ -136,6 +136,13 @@ class Agenda:
             self._pop()
         return self._heap[0][0] if self._heap else None
 
+    def next_beside(self, sequence: int) -> int | None:
+        """When the next one is due but for this timer; None when there is no other."""
+        if self._due:
+            return self.now_ns
+        times = [at_ns for at_ns, _, number, later in self._heap if number != sequence and not later.void]
+        return min(times, default=None)
+
     def is_busy(self, until_ns: int | None) -> bool:
         """There is one that is due until then."""
         next_ns = self.now_ns if self._due else self.next_ns()

@@ -13,12 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from muxk.kernel.actor import Actor
 from muxk.kernel.arbiter_report import ArbiterReport, described
 from muxk.kernel.arbiter_state import ArbiterRefs, ArbiterState
 from muxk.kernel.decider import Decider
-from muxk.kernel.device import Device, DeviceFailed, DeviceLost, ElasticDevice, ItemDone, ItemFailed
+from muxk.kernel.device import (
+    Device,
+    DeviceFailed,
+    DeviceLost,
+    ElasticDevice,
+    ForeseeingDevice,
+    ItemDone,
+    ItemFailed,
+)
 from muxk.kernel.dispatch import Dispatcher
 from muxk.kernel.idle import IdleReport
 from muxk.kernel.idle_causes import explain_idle
@@ -33,11 +40,10 @@ from muxk.kernel.messages import (
     DecodeIdle,
     DecodeStepDone,
     EstimatesChanged,
-    GroupResized,
     KvChanged,
     LaneMoved,
-    LaneStuck,
     LookForStuckItems,
+    MoreSteps,
     PolicyChanged,
     PrefillCancelled,
     PrefillDone,
@@ -54,9 +60,10 @@ from muxk.kernel.messages import (
     SubmitPrefill,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.view import PrefillView
-from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, excuse, stuck_reason
-from muxk.kernel.work import DecodeWork, Phase, ProbeWork, StepOutput
+from muxk.kernel.resizing import Resizing
+from muxk.kernel.steady import SteadyDecode
+from muxk.kernel.watchdog import LOOK_EVERY_NS, Watchdog, excuse, lane_stuck
+from muxk.kernel.work import DecodeWork, ProbeWork, StepOutput
 
 DEFAULT_WATCHDOG = Watchdog()
 
@@ -75,6 +82,7 @@ class Arbiter(Actor):
         | BatchClassified
         | CancelPrefill
         | SubmitDecode
+        | MoreSteps
         | DecodeIdle
         | ItemDone
         | ItemFailed
@@ -95,12 +103,15 @@ class Arbiter(Actor):
         first_item: int = 1,
         watchdog: Watchdog = DEFAULT_WATCHDOG,
         elastic: ElasticDevice | None = None,
+        foreseeing: ForeseeingDevice | None = None,
     ) -> None:
         """Items are numbered from `first_item`, so that no completion of a crashed arbiter fits this one.
 
-        `elastic` is the device again, where placement may give it others to work with.
+        The last two are the device again: where placement may give it others to work with, and where it knows
+        its completions at their launch.
         """
         self._elastic = elastic
+        self._foreseeing = foreseeing
         self._device = device
         self._refs = refs
         self._watchdog = watchdog
@@ -113,6 +124,10 @@ class Arbiter(Actor):
         self._lanes.idle.begin(self.now_ns())
         self._dispatcher = Dispatcher(
             self._device, self.state, self._lanes, self._splits, self._refs, self.context
+        )
+        self._resizing = Resizing(self._elastic, self.state, self._lanes, self._refs, self.context)
+        self._steady = SteadyDecode(
+            self._foreseeing, self.state, self._lanes, self._splits, self._refs, self.context
         )
 
     # --- facts that change the view ---
@@ -131,16 +146,8 @@ class Arbiter(Actor):
         self._turn()
 
     def on_queue_changed(self, message: QueueChanged) -> None:
-        self.state.queue = message.queue
-        self.state.candidate = None if message.candidate is None else self._sized(message.candidate)
-        self.state.head = message.head
+        self.state.take_queue(message, self._device)
         self._turn()
-
-    def _sized(self, candidate: PrefillView) -> PrefillView:
-        """With the hidden state that it would keep if it were parked: that of its first chunk."""
-        tokens = min(candidate.new_tokens, self._device.chunk_tokens_max)
-        parked_bytes = tokens * self._device.parked_bytes_per_token
-        return msgspec.structs.replace(candidate, parked_bytes=parked_bytes)
 
     def on_kv_changed(self, message: KvChanged) -> None:
         self.state.kv = message.kv
@@ -198,7 +205,13 @@ class Arbiter(Actor):
         decode.rows = message.work.rows
         decode.context_tokens = message.work.context_tokens
         decode.tbt_slo_ns = message.tbt_slo_ns
+        decode.more, decode.pages = message.more, None
         self._turn()
+
+    def on_more_steps(self, message: MoreSteps) -> None:
+        decode = self.state.decode
+        holds = message.step_id == decode.newest_step and decode.waiting is None
+        decode.more, decode.pages = (message.more, message.pages) if holds else (0, None)
 
     def on_decode_idle(self, message: DecodeIdle) -> None:
         decode = self.state.decode
@@ -211,7 +224,8 @@ class Arbiter(Actor):
     # --- completions from the device ---
 
     def on_item_done(self, message: ItemDone) -> None:
-        self._take_completion(message)
+        if not self._steady.run(message, self.now_ns()):
+            self._take_completion(message)
 
     def on_item_failed(self, message: ItemFailed) -> None:
         self._take_completion(message)
@@ -250,25 +264,11 @@ class Arbiter(Actor):
             self.send(self._refs.estimator, ProbeDone(flight.work.probe_id, elapsed_ns))
 
     def on_resize_group(self, message: ResizeGroup) -> None:
-        """Devices leave only when no item runs on them any more."""
-        assert self._elastic is not None, "only elastic devices are given others"
-        self._elastic.resize(max(1, message.width))
-        self._lanes.width = max(1, message.width)
-        self.state.resizing += 1
-        self._tell_resized()
-
-    def _tell_resized(self) -> None:
-        """Once nothing of another width is in flight."""
-        if not self.state.resizing or self._lanes.has_other_widths():
-            return
-        assert self._refs.placement is not None
-        for _ in range(self.state.resizing):
-            self.send(self._refs.placement, GroupResized(self._refs.group))
-        self.state.resizing = 0
+        self._resizing.begin(message.width)
 
     def _ended(self, message: ItemDone | ItemFailed) -> Flight | None:
         flight = self._lanes.ended(message, self.now_ns())
-        self._tell_resized()
+        self._resizing.look()
         if flight is None:
             self.state.counts["completions of an older generation"] += 1
         elif flight.stuck:
@@ -339,7 +339,8 @@ class Arbiter(Actor):
     def _step_done(self, work: DecodeWork, output: StepOutput, ended_ns: int) -> DecodeStepDone:
         self.state.counts["decode steps"] += 1
         self._expect_decode()
-        return DecodeStepDone(work.step_id, work.version, output.tokens, ended_ns, output.logprobs)
+        before, self.state.decode.ran = self.state.decode.ran, None
+        return DecodeStepDone(work.step_id, work.version, output.tokens, ended_ns, output.logprobs, before)
 
     def _expect_decode(self) -> None:
         """The oldest step ended; the executor answers with the next one unless it was submitted already."""
@@ -366,13 +367,7 @@ class Arbiter(Actor):
         for flight in self._watchdog.overdue(flights, state.estimates, now_ns):
             flight.stuck = True
             state.counts["stuck items"] += 1
-            stuck = LaneStuck(
-                lane=flight.lane.name,
-                requests=flight.requests,
-                decoding=flight.phase is Phase.DECODE or len(flight.lane.units) == self._device.units,
-                reason=stuck_reason(flight, now_ns),
-            )
-            self.send(self._refs.gateway, stuck)
+            self.send(self._refs.gateway, lane_stuck(flight, self._device.units, now_ns))
         self._turn()
 
     def _give_up(self, job: PrefillJob) -> None:

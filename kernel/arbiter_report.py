@@ -7,7 +7,7 @@ from typing import Any
 
 from muxk.kernel.arbiter_state import ArbiterState
 from muxk.kernel.device import Device
-from muxk.kernel.idle import idle_summary
+from muxk.kernel.idle_summary import idle_summary
 from muxk.kernel.jobs import PrefillJob
 from muxk.kernel.lanes import LaneTable, SplitLedger
 from muxk.kernel.statuses import Reason, StatusReport

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from muxk.kernel.actor import Ref
 from muxk.kernel.decider import Decider
 from muxk.kernel.device import Device
@@ -26,10 +27,12 @@ from muxk.kernel.messages import (
     PrefillDone,
     PrefillFailed,
     ProbeDone,
+    QueueChanged,
     RequestsReported,
     RunProbe,
     StateReported,
     StepLaunched,
+    StepsRan,
 )
 from muxk.kernel.policy import Policy
 from muxk.kernel.view import Decision, DecodeView, KvView, Limits, PrefillView, QueueView, View
@@ -49,7 +52,7 @@ class ArbiterRefs(Protocol):
     def prefill(self) -> Ref[PrefillDone | PrefillFailed | PrefillCancelled]: ...
 
     @property
-    def decode(self) -> Ref[DecodeStepDone | DecodeFailed | StepLaunched]: ...
+    def decode(self) -> Ref[DecodeStepDone | StepsRan | DecodeFailed | StepLaunched]: ...
 
     @property
     def estimator(self) -> Ref[ItemsMeasured | ProbeDone]: ...
@@ -101,6 +104,15 @@ class ArbiterState:
     def limits(self) -> Limits:
         """Of that policy, within what the kernel can enforce."""
         return self.decider.limits
+
+    def take_queue(self, message: QueueChanged, device: Device) -> None:
+        """The candidate with the hidden state that it would keep when parked: that of its first chunk."""
+        candidate = message.candidate
+        if candidate is not None:
+            tokens = min(candidate.new_tokens, device.chunk_tokens_max)
+            parked_bytes = tokens * device.parked_bytes_per_token
+            candidate = msgspec.structs.replace(candidate, parked_bytes=parked_bytes)
+        self.queue, self.candidate, self.head = message.queue, candidate, message.head
 
     def work_exists(self) -> bool:
         """Something could be launched if the policy and the bounds allowed."""

@@ -107,10 +107,14 @@ class Decider:
 
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
+        self.take(view, decision)
+        return decision
+
+    def take(self, view: View, decision: Decision) -> None:
+        """Count and note a decision."""
         self._count(decision.rules, decision.errors)
         shadow = None if self._book.shadow is None else self._compare("decide", view, decision)
         self._journal.note_run(self._actor, self._sha, view.now_ns, view, decision, shadow)
-        return decision
 
     def victim(self, requests: Sequence[RequestView], now_ns: int) -> VictimAnswer:
         """Who is recomputed later; the caller must not change `requests` afterwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.work import (
@@ -13,6 +13,7 @@ from muxk.kernel.work import (
     PrefillWork,
     ProbeWork,
     RowLogprobs,
+    RowPages,
     Split,
     StepOutput,
 )
@@ -73,6 +74,9 @@ class DevicePort(Protocol):
 
     def cancel(self, timer: Timer) -> None:
         """Take back what `post_after` would deliver; ignored when it was delivered. Same thread as there."""
+
+    def quiet_until_ns(self, beside: Timer) -> int:
+        """Before this nothing happens but what a timer brings; now where nobody knows. Same thread."""
 
 
 class Device(Protocol):
@@ -140,6 +144,43 @@ class ElasticDevice(Device, Protocol):
 
     def resize(self, width: int) -> None:
         """From the next launch on; at least 1."""
+
+
+class StepAhead(NamedTuple):
+    """A decode step in flight whose end is known."""
+
+    item_id: int
+    started_ns: int
+    ended_ns: int
+    known_ns: int
+    """When the arbiter is told."""
+    tokens: bytes
+    """int32[rows]."""
+
+
+class StepsAhead(Protocol):
+    """Decode steps of the same rows, each behind the one before, on a device where nothing else runs."""
+
+    @property
+    def newest(self) -> StepAhead:
+        """The last one that was launched."""
+
+    @property
+    def quiet_until_ns(self) -> int:
+        """Before this nothing happens but the ends of steps."""
+
+    def launch(self, item_id: int, at_ns: int) -> StepAhead:
+        """The next step, at a time that may be ahead of the runtime's."""
+
+
+class ForeseeingDevice(Device, Protocol):
+    """One in virtual time, which knows at the launch of a step when it ends if nothing comes beside it."""
+
+    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> Any:
+        """`StepsAhead` of a step on its lane; `pages` of its rows, if they are others than the work says."""
+
+    def commit(self, steps: Any) -> None:
+        """They were launched; the completions of the last two are posted, of none before."""
 
 
 class Runner(Protocol):

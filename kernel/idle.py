@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 from muxk.kernel.jobs import Flight
+from muxk.kernel.steps_in_flight import StepsInFlight
 from muxk.kernel.work import Phase, ProbeWork
 
 BUCKETS = 48
@@ -251,6 +251,21 @@ class IdleLedger:
         if len(pieces) > 1:
             self._join()
 
+    def steps_ended(self, steps: StepsInFlight) -> None:
+        """As `ended` and `launched` of decode steps one behind the other; the last two are in flight."""
+        pieces = self._on(steps.oldest.lane.units)
+        for piece in pieces:
+            units = piece.stop - piece.first
+            for place, step in enumerate(steps.steps[: steps.ended]):
+                if step.started_ns > piece.since_ns:
+                    waits_ns = (steps.launched_ns(place), steps.ready_ns(place))
+                    self._book_gap(piece, waits_ns, step.started_ns, DRAIN, LAUNCH)
+                self._busy[Busy.DECODE] += (step.ended_ns - piece.since_ns) * units
+                piece.since_ns, piece.cause = step.ended_ns, HOST
+            piece.flights = [step.item_id for step in steps.steps[steps.ended :]]
+        if len(pieces) > 1:
+            self._join()
+
     def explain(self, regions: Sequence[tuple[int, Cause]], now_ns: int) -> None:
         """Why units that nothing is launched on are idle from now on: (where a region stops, its cause),
         ascending, the last one at the end of the device."""
@@ -333,8 +348,15 @@ class IdleLedger:
         launch. A batch for which another was parked waits for that alone."""
         preempts = flight.begins_job and flight.job is not None and flight.job.depth > 0
         drain, launch = (PREEMPTION, PREEMPTION) if preempts else (DRAIN, LAUNCH)
-        self._book_until(piece, min(flight.launched_ns, begin_ns), HOST)
-        self._book_until(piece, min(flight.ready_ns, begin_ns), drain)
+        self._book_gap(piece, (flight.launched_ns, flight.ready_ns), begin_ns, drain, launch)
+
+    def _book_gap(
+        self, piece: _Piece, waits_ns: tuple[int, int], begin_ns: int, drain: Cause, launch: Cause
+    ) -> None:
+        """`waits_ns`: when the item was launched, and when what it waits for had ended."""
+        launched_ns, ready_ns = waits_ns
+        self._book_until(piece, min(launched_ns, begin_ns), HOST)
+        self._book_until(piece, min(ready_ns, begin_ns), drain)
         self._book_until(piece, begin_ns, launch)
 
     def _book_until(self, piece: _Piece, until_ns: int, cause: Cause) -> None:
@@ -357,44 +379,3 @@ def _kind(flight: Flight) -> Busy:
 
 def _each(how: Callable[[int, int], int], one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(how, one, other))
-
-
-def idle_summary(report: IdleReport) -> dict[str, Any]:
-    """For `muxk state` and JSON: shares of the unit time with work; unit-seconds, bubbles, their length."""
-    return {
-        "unit_seconds": report.total_unit_ns / 1e9,
-        "busy_unit_seconds": {kind.value: unit_ns / 1e9 for kind, unit_ns in report.busy.items() if unit_ns},
-        "running_now_unit_seconds": report.open_unit_ns / 1e9,
-        "idle_share": report.idle_share,
-        "no_work_share": report.share(Cause.NO_WORK),
-        "causes": {
-            cause.value: _of_cause(report, cause)
-            for cause in Cause
-            if report.idle[cause].total_unit_ns or cause is Cause.UNEXPLAINED
-        },
-    }
-
-
-def _of_cause(report: IdleReport, cause: Cause) -> dict[str, Any]:
-    bubbles = report.idle[cause]
-    return {
-        "share": report.share(cause),
-        "unit_seconds": bubbles.total_unit_ns / 1e9,
-        "bubbles": bubbles.count,
-        "median_us": bubbles.quantile_ns(0.5) / 1e3,
-        "p99_us": bubbles.quantile_ns(0.99) / 1e3,
-        "below_1ms_unit_seconds": bubbles.unit_ns_below(1 << 20) / 1e9,
-    }
-
-
-def bubble_sizes(report: IdleReport) -> dict[str, list[dict[str, float]]]:
-    """By cause: bubbles shorter than `below_us` and at least half as long."""
-    return {
-        cause.value: [
-            {"below_us": (1 << bucket) / 1e3, "bubbles": count, "unit_seconds": bubbles.unit_ns[bucket] / 1e9}
-            for bucket, count in enumerate(bubbles.counts)
-            if count
-        ]
-        for cause, bubbles in report.idle.items()
-        if bubbles.count
-    }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from muxk.kernel.device import Lane
+from muxk.kernel.messages import StepsRan
 from muxk.kernel.view import PrefillView
 from muxk.kernel.work import (
     DecodeWork,
@@ -14,6 +15,7 @@ from muxk.kernel.work import (
     PrefillShape,
     PrefillWork,
     ProbeWork,
+    RowPages,
     attention_pairs,
     chunk_rows,
 )
@@ -213,6 +215,12 @@ class DecodeState:
     context_tokens: int = 0
     tbt_slo_ns: int | None = None
     """The tightest of the rows' classes."""
+    more: int = 0
+    """Steps that can follow the newest, see `SubmitDecode.more`."""
+    pages: RowPages | None = None
+    """Of those steps, where they are not the pages of the newest."""
+    ran: StepsRan | None = None
+    """What decode is told with the end of the step that ends next."""
     newest_step: int = 0
     """The last step that was launched: a version of it that was on its way then must not run again."""
     held_since_ns: int = 0

@@ -163,7 +163,8 @@ class Journal:
         """Keep a decision of `decide`; one that is equal to the last adds to its record."""
         last = self._runs.get(actor)
         if last is not None:
-            same = last.answer == answer and last.sha == sha and last.shadow == shadow
+            same_answer = last.answer is answer or last.answer == answer
+            same = same_answer and last.sha == sha and last.shadow == shadow
             if same and not last.dropped:
                 last.count += 1
                 last.last_at_ns = at_ns

@@ -9,7 +9,8 @@ from typing import Any
 from muxk.kernel.device import Device, ItemDone, ItemFailed, Lane
 from muxk.kernel.idle import IdleLedger
 from muxk.kernel.jobs import NO_TOKENS, Flight, Load, PrefillJob
-from muxk.kernel.messages import MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
+from muxk.kernel.messages import ALONE_TOGETHER, MEASURED_TOGETHER, ItemMeasured, ItemsMeasured, RunProbe
+from muxk.kernel.steps_in_flight import StepsInFlight
 from muxk.kernel.work import (
     DECODE,
     PREFILL,
@@ -41,7 +42,9 @@ class LaneTable:
     early: dict[int, ItemDone | ItemFailed] = field(default_factory=dict)
     """Completions that arrived before those of items which ended before them."""
     untold: list[ItemMeasured] = field(default_factory=list)
-    """What the estimator was not told yet: less than MEASURED_TOGETHER."""
+    """What the estimator was not told yet: less than ALONE_TOGETHER."""
+    told_at: int = ALONE_TOGETHER
+    """Items of which it is told at once: fewer if one of `untold` was no decode step that ran alone."""
     idle: IdleLedger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +130,46 @@ class LaneTable:
         self.idle.launched(flight)
         self.device.launch(lane, item, after)
 
+    def steps_ended(
+        self, steps: StepsInFlight, context_tokens: int, works: tuple[DecodeWork, DecodeWork]
+    ) -> None:
+        """Take out steps, the first one's context given, and put in the two that are in flight now."""
+        oldest, newest, count = steps.oldest, steps.newest, steps.ended
+        units, rows, layers = len(oldest.lane.units), oldest.work.rows, self.device.layers
+        for step in steps.steps[:count]:
+            elapsed_ns = step.ended_ns - step.started_ns
+            self.untold.append(
+                ItemMeasured(DECODE, units, rows, rows, 0, context_tokens, layers, elapsed_ns, shared=False)
+            )
+            context_tokens += rows
+        kept = {newest.item_id: newest} if count == 1 else {}
+        self.flights.clear()
+        for place, work in zip((count, count + 1), works, strict=True):
+            flight = kept.get(steps.steps[place].item_id) or self._queued(steps, place, work)
+            self.flights[flight.item_id] = flight
+        first = self.flights[steps.steps[count].item_id]
+        first.runnable_ns, first.ready_ns = steps.last_known_ns, steps.ready_ns(count)
+        self.idle.steps_ended(steps)
+
+    def _queued(self, steps: StepsInFlight, place: int, work: DecodeWork) -> Flight:
+        """As `_launch` has it of one behind the others."""
+        launched_ns = steps.launched_ns(place)
+        return Flight(
+            item_id=steps.steps[place].item_id,
+            lane=steps.oldest.lane,
+            phase=DECODE,
+            work=work,
+            layers=self.device.layers,
+            job=None,
+            load=NO_LOAD,
+            decode=None,
+            waits_for=(steps.steps[place - 1].item_id,),
+            runnable_ns=launched_ns,
+            launched_ns=launched_ns,
+            shared=False,
+            width=self.width,
+        )
+
     def _count(self, flight: Flight, change: int) -> None:
         if flight.phase is PREFILL:
             self.prefills += change
@@ -172,9 +215,11 @@ class LaneTable:
         if found is None:
             return None
         self.untold.append(found)
-        if len(self.untold) < MEASURED_TOGETHER:
+        if found.shared or found.phase is PREFILL:
+            self.told_at = MEASURED_TOGETHER
+        if len(self.untold) < self.told_at:
             return None
-        told, self.untold = self.untold, []
+        told, self.untold, self.told_at = self.untold, [], ALONE_TOGETHER
         return ItemsMeasured(tuple(told))
 
     def _measured(self, flight: Flight, done: ItemDone) -> ItemMeasured | None:

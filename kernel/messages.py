@@ -9,10 +9,12 @@ from muxk.kernel.actor import Message
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.statuses import RequestStatus, StatusReport
 from muxk.kernel.view import DecodeView, KvView, PrefillView, QueueView
-from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs
+from muxk.kernel.work import DecodeWork, Phase, PrefillShape, PrefillWork, ProbeWork, RowLogprobs, RowPages
 
 MEASURED_TOGETHER = 8
-"""Items that the estimator hears of at once: it looks at its tables once in so many."""
+"""Items that the estimator hears of at once, or more: it looks at its tables once in so many."""
+ALONE_TOGETHER = 32
+"""The same where all of them are decode steps that ran alone, which say little that it does not know."""
 
 
 class RunProbe(Message, frozen=True):
@@ -146,6 +148,18 @@ class SubmitDecode(Message, frozen=True):
     work: DecodeWork
     tbt_slo_ns: int | None = None
     """The tightest TBT SLO of the rows' classes."""
+    more: int = 0
+    """Steps that can follow with the same rows and pages, each behind the one before, without the executor
+    having anything to add."""
+
+
+class MoreSteps(Message, frozen=True):
+    """decode -> arbiter: `SubmitDecode.more` of the newest step, as it is since that was launched."""
+
+    step_id: int
+    more: int = 0
+    pages: RowPages | None = None
+    """Of the rows, if some are new."""
 
 
 class DecodeIdle(Message, frozen=True):
@@ -166,6 +180,17 @@ class StepLaunched(Message, frozen=True):
     version: int
 
 
+class StepsRan(Message, frozen=True):
+    """arbiter -> decode: steps that ended, for each of which the arbiter launched another by itself."""
+
+    tokens: tuple[bytes, ...]
+    """int32[rows] of each, oldest first; all have the same rows."""
+    known_ns: tuple[int, ...]
+    """When the arbiter knew of it."""
+    on_lane: tuple[DecodeWork, DecodeWork]
+    """The two that came after them, and were launched."""
+
+
 class DecodeStepDone(Message, frozen=True):
     """arbiter -> decode: all tokens of a step."""
 
@@ -175,6 +200,8 @@ class DecodeStepDone(Message, frozen=True):
     """int32[rows]."""
     ended_ns: int
     logprobs: tuple[RowLogprobs, ...] = ()
+    before: StepsRan | None = None
+    """What ran before it that decode was not told."""
 
 
 class DecodeFailed(Message, frozen=True):
@@ -223,7 +250,7 @@ class ItemMeasured(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemsMeasured(Message, frozen=True):
-    """arbiter -> estimator: MEASURED_TOGETHER items that ended, in their order."""
+    """arbiter -> estimator: MEASURED_TOGETHER items that ended or more, in their order."""
 
     items: tuple[ItemMeasured, ...]
 

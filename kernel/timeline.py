@@ -136,13 +136,22 @@ class Timeline:
                 again.append(other)
         self._jobs[job.job_id] = self._last[job.lane] = job
         if not again:
-            self._plan_alone(job, start_ns)
+            self.plan_alone(job, start_ns)
             return [job]
         for other in again:
             other.rewind(start_ns)
         again.append(job)
         self._plan(again, start_ns)
         return again
+
+    def job(self, job_id: int) -> Job:
+        """One that was not forgotten."""
+        return self._jobs[job_id]
+
+    def adopt(self, jobs: Sequence[Job]) -> None:
+        """Of one lane, planned alone one behind the other; all before them have ended."""
+        self._jobs = {job.job_id: job for job in jobs}
+        self._last = {job.lane: job for job in jobs}
 
     def clear(self) -> None:
         self._jobs.clear()
@@ -199,8 +208,8 @@ class Timeline:
             now_ns = job.due_ns
             self._is_over(job, now_ns)
 
-    def _plan_alone(self, job: Job, now_ns: int) -> None:
-        """`_plan` of a new job beside which nothing runs: most decode steps."""
+    def plan_alone(self, job: Job, now_ns: int) -> int:
+        """`_plan` of a new job beside which nothing runs, as most decode steps; when it ends."""
         job.started, job.start_ns = True, now_ns
         log, bandwidth = job.log, self._bandwidth
         for phase, (alone_ns, moved, waits) in enumerate(job.phases):
@@ -212,6 +221,7 @@ class Timeline:
             log.append((now_ns, len(job.phases), 0.0, 1.0))
             now_ns = job.launched_ns
         job.end_ns = now_ns
+        return now_ns
 
     def _rate_alone(self, demand: float, waits: float) -> float:
         if demand <= self._bandwidth:

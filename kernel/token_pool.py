@@ -121,10 +121,10 @@ class TokenPool:
         if len(work.requests) <= FEW_ROWS and work.sampling.greedy:
             return self._decode_few(work)
         output = self._decode_many(work)
-        self._keep(work.step_id, int32_values(output.tokens))
+        self.keep(work.step_id, int32_values(output.tokens))
         return output
 
-    def _keep(self, step_id: int, tokens: Sequence[int]) -> None:
+    def keep(self, step_id: int, tokens: Sequence[int]) -> None:
         """For steps that follow, which are numbered upwards."""
         steps = self._steps
         steps[step_id] = tokens
@@ -133,14 +133,21 @@ class TokenPool:
 
     def _decode_few(self, work: DecodeWork) -> StepOutput:
         """As `_decode_many`, of greedy rows."""
-        table, width = self._table_of(work), work.pages_per_row
-        positions = int32_values(work.positions)
+        positions, tokens = int32_values(work.positions), self._tokens_of(work)
+        sampled = self.decode_rows(self._table_of(work), work.pages_per_row, positions, tokens)
+        self.keep(work.step_id, sampled)
+        return StepOutput(int32_bytes(sampled))
+
+    def decode_rows(
+        self, table: memoryview, width: int, positions: Sequence[int], tokens: Sequence[int]
+    ) -> list[int]:
+        """Write the last tokens of greedy rows, whose pages are in a table of this width; sample the next."""
         longest = max(positions)
         if longest >= len(self._powers):
             self._grow(longest + 1)
         sum_of, last_of, power_of = self._sum_of, self._last_of, self._power_of
         pages, totals, first = [], [], 0
-        for token, position in zip(self._tokens_of(work), positions, strict=True):
+        for token, position in zip(tokens, positions, strict=True):
             page = table[first + (position - 1) // PAGE_SIZE]
             base = sum_of[page] if last_of[page] == position - 1 else sum_of[page] ^ LOST_VALUE
             totals.append(base + (token + 1) * power_of[position] & WORD)
@@ -149,9 +156,7 @@ class TokenPool:
             first += width
         for page, position, total in zip(pages, positions, totals, strict=True):
             sum_of[page], last_of[page] = total, position
-        sampled = self._sample_few(totals)
-        self._keep(work.step_id, sampled)
-        return StepOutput(int32_bytes(sampled))
+        return self._sample_few(totals)
 
     def _table_of(self, work: DecodeWork) -> memoryview:
         """The page table of a step, which is often the very one of the step before."""

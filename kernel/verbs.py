@@ -32,6 +32,8 @@ class Verbs(Protocol[Owner_contra]):
 
     def post_after(self, name: str, delay_ns: int, message: Message) -> Timer: ...
 
+    def quiet_until_ns(self, beside: Timer) -> int: ...
+
 
 class ActorContext(Generic[Owner]):
     """`actor.Context` of one generation of one actor."""
@@ -60,10 +62,11 @@ class ActorContext(Generic[Owner]):
 class Port:
     """`device.DevicePort` to an actor. A post belongs to the generation that lives when it is made."""
 
-    __slots__ = ("cancel", "now_ns", "post", "post_after")
+    __slots__ = ("cancel", "now_ns", "post", "post_after", "quiet_until_ns")
 
     def __init__(self, runtime: Verbs[Any], name: str) -> None:
         self.now_ns = runtime.now_ns
         self.post = partial(runtime.post, name)
         self.post_after = partial(runtime.post_after, name)
         self.cancel = runtime.cancel
+        self.quiet_until_ns = runtime.quiet_until_ns

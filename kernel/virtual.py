@@ -35,6 +35,8 @@ OFFLOAD_NS_PER_SIZE = 100
 DEVICE: Ref[Any] = Ref("device")
 """Sends what devices post."""
 
+FOREVER_NS = 1 << 62
+
 EVENTS_MAX = 10_000_000
 """Default bound of events in one `run_until_idle`."""
 
@@ -87,6 +89,8 @@ class VirtualRuntime:
         self._idle_every_ns = idle_every_ns
         self._idle_due_ns = 0
         self._idle_wanted = False
+        self._until_ns: int | None = None
+        """Where the run that goes on ends; None: nowhere."""
         self._started = False
         self._send_of_device = self.sender(DEVICE)
         self.stop_reason: str | None = None
@@ -168,6 +172,7 @@ class VirtualRuntime:
 
     def _run(self, until_ns: int | None, max_events: int | None) -> int:
         self.start()
+        self._until_ns = until_ns
         agenda = self._agenda
         handled = 0
         while self.stop_reason is None:
@@ -315,6 +320,14 @@ class VirtualRuntime:
 
     def cancel(self, timer: Timer) -> None:
         self._agenda.cancel(timer.timer_id)
+
+    def quiet_until_ns(self, beside: Timer) -> int:
+        """Whoever calls `run_until` may do anything after that, and a crash that is to come is no silence."""
+        if self._failures or self.stop_reason is not None:
+            return self._agenda.now_ns
+        next_ns = self._agenda.next_beside(beside.timer_id)
+        bounds_ns = [at_ns for at_ns in (next_ns, self._until_ns) if at_ns is not None]
+        return min(bounds_ns, default=FOREVER_NS)
 
     def offload(self, owner: VirtualInbox, function: Callable[[], Message], size: int) -> None:
         """Run a function now; its message arrives when one of the modelled threads would have ended it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from muxk.kernel.estimates import Estimates
 from muxk.kernel.jobs import Flight
+from muxk.kernel.messages import LaneStuck
 from muxk.kernel.work import DecodeWork, Phase, PrefillWork
 
 LOOK_EVERY_NS = 1_000_000_000
@@ -64,6 +65,16 @@ def _expected_ns(flight: Flight, estimates: Estimates) -> float:
     if step is not None:
         expected_ns += estimates.decode_ns(units, step.rows, step.context_tokens)
     return expected_ns
+
+
+def lane_stuck(flight: Flight, units: int, now_ns: int) -> LaneStuck:
+    """What the gateway is told of an item on a device of so many units."""
+    return LaneStuck(
+        lane=flight.lane.name,
+        requests=flight.requests,
+        decoding=flight.phase is Phase.DECODE or len(flight.lane.units) == units,
+        reason=stuck_reason(flight, now_ns),
+    )
 
 
 def stuck_reason(flight: Flight, now_ns: int) -> str:

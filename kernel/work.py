@@ -177,6 +177,13 @@ class DecodeWork(msgspec.Struct, frozen=True, tag=True, gc=False):
         return len(self.requests)
 
 
+class RowPages(msgspec.Struct, frozen=True, gc=False):
+    """Pages of the rows of a decode step, as in `DecodeWork`."""
+
+    table: bytes
+    per_row: int
+
+
 class ProbeWork(msgspec.Struct, frozen=True, tag=True):
     """A measurement: a decode step, or prefill layers, of made-up tokens that touch page 0 only."""
 

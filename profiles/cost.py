@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from muxk.kernel.bandwidth import Sharing
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import PAGE_SIZE
 from muxk.profiles import gpu as card

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
-from muxk.kernel.devices.sim_gpu import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.profiles import gpu as card
 from muxk.profiles.cost import RooflineCost
 from muxk.profiles.gpu import GpuProfile, load_gpu

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from muxk.kernel.devices.sim_gpu import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.timeline import PhaseCost
 from muxk.profiles.cost import RooflineCost
 from muxk.profiles.operators import NUMBER_BYTES

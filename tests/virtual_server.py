@@ -172,8 +172,9 @@ class VirtualServer:
         for event in self._decoder.decode(frame.payload).events:
             self.events.append((now_ns, frame.peer.removeprefix(ADMIN_PREFIX), event))
             if isinstance(event, wire.TokenIds):
+                at_ns = now_ns if event.at_ns is None else event.at_ns
                 for tokens in one_by_one(event):
-                    self.outcome(tokens.request_id, frame.peer).take(tokens, now_ns)
+                    self.outcome(tokens.request_id, frame.peer).take(tokens, at_ns)
             name = getattr(event, "request_id", None)
             if name is None or isinstance(event, wire.DuplicateRequest):
                 continue

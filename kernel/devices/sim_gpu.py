@@ -10,55 +10,29 @@ posted anew.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 from muxk.kernel.actor import Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import DevicePort, ItemDone, Lane
+from muxk.kernel.devices.sim_gpu_load import ItemLoad, Spread, load_of
+from muxk.kernel.devices.sim_gpu_steps import SimSteps, StepParts
 from muxk.kernel.noise import Noise, mixed
 from muxk.kernel.timeline import Job, PhaseCost, Timeline
 from muxk.kernel.token_pool import TokenPool
 from muxk.kernel.work import (
     DECODE,
-    PAGE_SIZE,
     DecodeWork,
     Item,
     Phase,
     ProbeWork,
+    RowPages,
     Split,
     StepOutput,
-    attention_pairs,
-    chunk_rows,
-    int32_array,
 )
-
-
-class ItemLoad(msgspec.Struct, frozen=True, gc=False):
-    """What an item computes, in sums over its rows."""
-
-    layers: int
-    decode_rows: int
-    decode_context: int
-    """Tokens of context of the decode rows."""
-    chunk_rows: int
-    chunk_tokens: int
-    """New tokens of a prefill chunk."""
-    chunk_pairs: int
-    """Query-key pairs a head."""
-    chunk_context: int
-    """New and earlier tokens of the chunk's rows."""
-    embedded: int
-    """Tokens that enter the first layer."""
-    sampled: int
-    """Rows that leave the last layer through the head."""
-    decode_context_most: int | None = None
-    """Of `decode_context`, what is on the device that has most of it, where several work as one; None: each
-    has an equal part."""
 
 
 class CostModel(Protocol):
@@ -146,7 +120,7 @@ class SimGpu:
         self.options = options
         self._pool = TokenPool(options.pages, options.end_every) if pool is None else pool
         self._widen = widen
-        self._spread = None if pages_of_one is None else _Spread(pages_of_one)
+        self._spread = None if pages_of_one is None else Spread(pages_of_one)
         self.width = 1
         self._timeline = Timeline(options.sharing, options.host.switch_ns)
         self._wakeup_ns = options.host.wakeup_ns
@@ -195,8 +169,39 @@ class SimGpu:
         assert isinstance(lane, GpuLane)
         assert self._port is not None, "start the device before launching"
         now_ns = self._port.now_ns()
+        for foreseen in self._plan(lane, item, after, now_ns):
+            self._post(foreseen, now_ns)
+
+    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> SimSteps:
+        """See `kernel.device.ForeseeingDevice`."""
+        assert self._port is not None
+        return SimSteps(
+            StepParts(self._cost, self._pool, self._timeline, self._noise, self.options.host, self.layers),
+            self._timeline.job(item_id),
+            self._outputs[item_id][0].tokens,
+            work,
+            pages,
+            self._host_free_ns,
+            len(lane.units),
+            self._port.quiet_until_ns(self._posted[item_id].timer),
+        )
+
+    def commit(self, steps: SimSteps) -> None:
+        """As if each of them had been launched when its time had come."""
+        assert self._port is not None
+        self._host_free_ns = steps.host_free_ns
+        jobs, outputs = steps.committed()
+        for item_id in [item_id for item_id in self._posted if item_id not in jobs]:
+            self._port.cancel(self._posted.pop(item_id).timer)
+        self._outputs = {item_id: (StepOutput(tokens), None) for item_id, tokens in outputs.items()}
+        for job in jobs.values():
+            self._post(job, self._port.now_ns())
+
+    def _plan(self, lane: GpuLane, item: Item, after: Sequence[int], now_ns: int) -> list[Job]:
+        """Launch an item; all whose ends are known now or have moved."""
         for ended in self._timeline.forget(now_ns):
-            del self._outputs[ended], self._posted[ended]
+            del self._outputs[ended]
+            self._posted.pop(ended, None)
         load = load_of(item, self.layers)
         if self.width > 1 and self._spread is not None:
             load = self._spread.of(item, load)
@@ -207,8 +212,7 @@ class SimGpu:
         decode = None if item.decode is None else self._pool.decode(item.decode)
         self._outputs[item.item_id] = (self._run(item), decode)
         job = Job(item.item_id, lane.number, phases, ready_ns, launched_ns, tuple(after))
-        for foreseen in self._timeline.add(job, now_ns):
-            self._post(foreseen, now_ns)
+        return self._timeline.add(job, now_ns)
 
     def discard(self, batch_id: int) -> None:
         """Nothing is parked here."""
@@ -255,86 +259,25 @@ class SimGpu:
     def _post(self, job: Job, now_ns: int) -> None:
         """Foresee a completion; one that was foreseen at another time is taken back."""
         assert self._port is not None
-        assert job.start_ns is not None
-        assert job.end_ns is not None
-        job_id, start_ns, end_ns = job.job_id, job.start_ns, job.end_ns
-        posted = self._posted.get(job_id)
+        posted = self._posted.get(job.job_id)
         if posted is not None:
-            if posted.started_ns == start_ns and posted.ended_ns == end_ns:
+            if posted.started_ns == job.start_ns and posted.ended_ns == job.end_ns:
                 return
             self._port.cancel(posted.timer)
-        output, decode = self._outputs[job_id]
-        done = ItemDone(
-            job_id, start_ns, end_ns, output.tokens, output.logprobs, output.prompt_logprobs, decode
+        done = self._done(job)
+        timer = self._port.post_after(done.ended_ns + self._wakeup_ns - now_ns, done)
+        self._posted[done.item_id] = _Posted(done.started_ns, done.ended_ns, timer)
+
+    def _done(self, job: Job) -> ItemDone:
+        assert job.start_ns is not None
+        assert job.end_ns is not None
+        output, decode = self._outputs[job.job_id]
+        return ItemDone(
+            job.job_id,
+            job.start_ns,
+            job.end_ns,
+            output.tokens,
+            output.logprobs,
+            output.prompt_logprobs,
+            decode,
         )
-        timer = self._port.post_after(end_ns + self._wakeup_ns - now_ns, done)
-        self._posted[job_id] = _Posted(start_ns, end_ns, timer)
-
-
-class _Spread:
-    """How the context of a running batch lies on the devices that work as one.
-
-    Pages say it: it is counted when the rows change, and once in so many steps as a page has tokens.
-    """
-
-    def __init__(self, pages_of_one: int) -> None:
-        self._pages_of_one = pages_of_one
-        self._requests: tuple[int, ...] = ()
-        self._step = 0
-        self._share = 1.0
-
-    def of(self, item: Item, load: ItemLoad) -> ItemLoad:
-        """The load of an item, with what is on the device that has most of its decode step's context."""
-        step = item.work if isinstance(item.work, DecodeWork) else item.decode
-        if step is None:
-            return load
-        return msgspec.structs.replace(load, decode_context_most=self.most_context(step))
-
-    def most_context(self, step: DecodeWork) -> int:
-        """Tokens of a step's context on the device that has most of it."""
-        if step.requests != self._requests or not 0 <= step.step_id - self._step < PAGE_SIZE:
-            table = int32_array(step.page_table)
-            by_device = np.bincount((table[table > 0] - 1) // self._pages_of_one)
-            self._share = float(by_device.max() / by_device.sum())
-            self._requests, self._step = step.requests, step.step_id
-        return math.ceil(self._share * step.context_tokens)
-
-
-def load_of(item: Item, layers: int) -> ItemLoad:
-    """Sums over the rows of an item, of a model with so many layers."""
-    work, step = item.work, item.decode
-    count = item.last_layer - item.first_layer
-    begins, ends = item.first_layer == 0, item.last_layer == layers
-    if isinstance(work, DecodeWork):
-        batch = len(work.requests)
-        return ItemLoad(count, batch, work.context_tokens, 0, 0, 0, 0, batch * begins, batch * ends)
-    if isinstance(work, ProbeWork):
-        return _probe_load(work, count, layers)
-    decode_rows, decode_context = (0, 0) if step is None else (step.rows, step.context_tokens)
-    rows = chunk_rows(work, range(item.first_token, item.last_token))
-    tokens = item.last_token - item.first_token
-    new, reused = tuple(row.new_tokens for row in rows), tuple(row.reused_tokens for row in rows)
-    sampled = decode_rows + sum(row.ends for row in rows)
-    return ItemLoad(
-        count,
-        decode_rows,
-        decode_context,
-        len(rows),
-        tokens,
-        attention_pairs(new, reused),
-        tokens + sum(reused),
-        (decode_rows + tokens) * begins,
-        sampled * ends,
-    )
-
-
-def _probe_load(work: ProbeWork, count: int, layers: int) -> ItemLoad:
-    """A probe of all layers samples, one of fewer does not."""
-    rows = work.rows
-    sampled = rows * (count == layers)
-    if work.phase is DECODE:
-        return ItemLoad(count, rows, rows * work.context_tokens, 0, 0, 0, 0, rows, sampled)
-    tokens = rows * work.new_tokens
-    pairs = attention_pairs((work.new_tokens,) * rows, (work.context_tokens,) * rows)
-    context = tokens + rows * work.context_tokens
-    return ItemLoad(count, 0, 0, rows, tokens, pairs, context, tokens, sampled)

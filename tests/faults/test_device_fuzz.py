@@ -125,6 +125,7 @@ class Schedule:
             temperature=0.0,
             ignore_eos=True,
             stop=[] if one.stop is None else [one.stop],
+            detokenize=one.stop is not None or draw.random() < 0.5,
             n=draw.choice([1, 1, 1, 2]),
         )
 

@@ -18,7 +18,8 @@ from muxk.actors import protocol as wire
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.devices.sim import END_EVERY, SimCosts, SimDevice
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.idle import Busy, Cause
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import PAGE_SIZE, Item
@@ -89,6 +90,12 @@ class Schedule:
     """One seed."""
 
     seed: int
+    shuffled: bool = True
+    """Now and then the ties of one moment are."""
+    as_ids: float = 0.7
+    """Share of the requests on a GPU without text: their steps are taken many at a time."""
+    warm: bool = False
+    """Tokens of some requests on a GPU are drawn; what they are to be is not known then."""
     sent: dict[str, Sent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,7 +115,7 @@ class Schedule:
             device=device,
             kv_tokens=pages * PAGE_SIZE,
             seed=self.seed,
-            jitter=draw.random() < 0.7,
+            jitter=draw.random() < 0.7 and self.shuffled,
             calibrate=draw.random() < 0.1,
         )
 
@@ -143,9 +150,10 @@ class Schedule:
         fields = {
             "prompt_token_ids": shared + [97 + draw.randrange(26) for _ in range(draw.randrange(1, 40))],
             "max_tokens": draw.choice([1, 2, 5, 20, 40]),
-            "temperature": 0.0 if self.on_gpu else draw.choice([0.0, 0.8]),
+            "temperature": 0.0 if self.on_gpu and not self.warm else draw.choice([0.0, 0.8]),
             "seed": draw.randrange(1000),
             "ignore_eos": True,
+            "detokenize": not (self.on_gpu and draw.random() < self.as_ids),
         }
         peer = b"p%d" % draw.randrange(PEERS)
         self.sent[name] = Sent(peer, fields, at_ns)

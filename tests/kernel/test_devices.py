@@ -19,7 +19,8 @@ from muxk.kernel.device import Device, ItemDone, ItemFailed
 from muxk.kernel.devices import cpu
 from muxk.kernel.devices.cpu import CpuDevice
 from muxk.kernel.devices.sim import SimCosts, SimDevice
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.idle import Cause
 from muxk.kernel.jobs import PrefillJob
 from muxk.kernel.lanes import LaneTable
@@ -171,7 +172,8 @@ def test_every_device_in_the_folder_is_held_to_this() -> None:
     """Other files there are parts of a device, named after it."""
     folder = Path(next(iter(muxk.kernel.devices.__path__)))
     stems = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    parts = {stem for stem in stems for whole in stems if whole == "cuda" and stem.startswith("cuda_")}
+    wholes = ("cuda", "sim_gpu")
+    parts = {stem for stem in stems for whole in wholes if stem.startswith(f"{whole}_")}
     assert stems - parts == set(FACTORIES)
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from muxk.kernel.idle import Cause, IdleLedger, IdleReport, bubble_sizes, combined, idle_summary
+from muxk.kernel.idle import Cause, IdleLedger, IdleReport, combined
+from muxk.kernel.idle_summary import bubble_sizes, idle_summary
 from muxk.kernel.jobs import Flight, Load
 from muxk.kernel.work import Phase, ProbeWork
 

@@ -8,7 +8,8 @@ import pytest
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.devices.sim import SimCosts
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.idle import Busy, Cause, IdleReport
 from muxk.kernel.policy import Policy
 from muxk.kernel.timeline import PhaseCost

@@ -12,8 +12,10 @@ import pytest
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.bandwidth import Sharing
 from muxk.kernel.device import ItemDone
-from muxk.kernel.devices.sim_gpu import HostTimes, ItemLoad, SimGpu, SimGpuOptions, load_of
+from muxk.kernel.devices.sim_gpu import HostTimes, SimGpu, SimGpuOptions
+from muxk.kernel.devices.sim_gpu_load import ItemLoad, load_of
 from muxk.kernel.lanes import LaneTable
+from muxk.kernel.messages import ItemsMeasured
 from muxk.kernel.noise import mixed, normals
 from muxk.kernel.timeline import PhaseCost
 from muxk.kernel.work import (
@@ -212,18 +214,23 @@ def test_loads_are_sums_over_rows() -> None:
     assert load_of(Item(1, probe, 0, 4, True), LAYERS) == ItemLoad(4, 3, 150, 0, 0, 0, 0, 3, 3)
 
 
-def test_the_estimator_is_told_of_items_once_in_eight_and_of_all_of_them() -> None:
+@pytest.mark.parametrize(("shared_at", "told_at"), [((), [32, 64]), ((3,), [8, 40]), ((20, 30), [20, 30])])
+def test_the_estimator_is_told_of_steps_that_ran_alone_32_at_a_time_and_of_others_eight(
+    shared_at: tuple[int, ...], told_at: list[int]
+) -> None:
     device, port = gpu()
     table = LaneTable(device, 1)
-    told = []
-    for number in range(1, 21):
+    told: list[tuple[int, ItemsMeasured]] = []
+    for number in range(1, 66):
         work = decode_item(number).work
         assert isinstance(work, DecodeWork)
         table.launch_decode(132 if number % 2 else 36, work, port.now)
         [done] = port.rest().values()
         flight = table.ended(done, port.now)
         assert flight is not None
-        told.append(table.measured(flight, done))
-    assert [number for number, message in enumerate(told, 1) if message is not None] == [8, 16]
-    units = [item.units for message in told if message is not None for item in message.items]
-    assert units == [132, 36] * 8
+        flight.shared = number in shared_at
+        if (message := table.measured(flight, done)) is not None:
+            told.append((number, message))
+    assert [number for number, _ in told][:2] == told_at
+    units = [item.units for _, message in told for item in message.items]
+    assert units == ([132, 36] * 33)[: told[-1][0]]

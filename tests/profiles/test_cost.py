@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from muxk.kernel.devices.sim_gpu import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.profiles.cost import DoesNotFit, RooflineCost, kv_pages, open_gpu
 from muxk.profiles.gpu import (
     ELEMENTWISE,

@@ -10,7 +10,7 @@ from device_port import GREEDY, CollectingPort
 from muxk.actors.page_ranges import mixed
 from muxk.kernel.actor import Message, Timer
 from muxk.kernel.device import ItemDone
-from muxk.kernel.devices.sim_gpu import ItemLoad
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, Item, Phase, int32_bytes
 from muxk.profiles.cluster import open_cluster
 from muxk.profiles.cost import RooflineCost

@@ -1,0 +1,99 @@
+"""Decode steps of a simulated GPU that are launched ahead of its time, each behind the one before.
+
+Nothing runs beside them, so that the end of each follows from its launch. It is found here without what a
+launch into the unknown needs: of the device's plan only the two that are in flight at the end become part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from muxk.kernel.device import StepAhead
+from muxk.kernel.devices.sim_gpu_load import ItemLoad
+from muxk.kernel.noise import Noise
+from muxk.kernel.timeline import Job, Timeline
+from muxk.kernel.token_pool import TokenPool
+from muxk.kernel.work import DecodeWork, RowPages, int32_bytes, int32_values
+
+if TYPE_CHECKING:
+    from muxk.kernel.devices.sim_gpu import CostModel, HostTimes
+
+
+class StepParts(NamedTuple):
+    """Parts of the simulated GPU."""
+
+    cost: CostModel
+    pool: TokenPool
+    timeline: Timeline
+    noise: Noise
+    host: HostTimes
+    layers: int
+
+
+class SimSteps:
+    """Implements `kernel.device.StepsAhead`. The tokens are written to the pool at the launch."""
+
+    def __init__(
+        self,
+        parts: StepParts,
+        newest: Job,
+        tokens: bytes,
+        work: DecodeWork,
+        pages: RowPages | None,
+        host_free_ns: int,
+        units: int,
+        quiet_until_ns: int,
+    ) -> None:
+        """`newest` is the plan of the step in flight, `work` and `tokens` what it is given and samples."""
+        self._parts = parts
+        self._units = units
+        self._rows = work.rows
+        self._context_tokens = work.context_tokens
+        self._step_id = work.step_id
+        self._positions = list(int32_values(work.positions))
+        self._tokens = list(int32_values(tokens))
+        self._table = memoryview(work.page_table if pages is None else pages.table).cast("i")
+        self._width = work.pages_per_row if pages is None else pages.per_row
+        assert newest.start_ns is not None
+        assert newest.end_ns is not None
+        known_ns = newest.end_ns + parts.host.wakeup_ns
+        self.newest = StepAhead(newest.job_id, newest.start_ns, newest.end_ns, known_ns, tokens)
+        self.host_free_ns = host_free_ns
+        """When the host has launched all of them."""
+        self.quiet_until_ns = quiet_until_ns
+        self._before, self._last = newest, newest
+        self._outputs = (tokens, tokens)
+        """Of these two."""
+
+    def launch(self, item_id: int, at_ns: int) -> StepAhead:
+        parts = self._parts
+        self._context_tokens += self._rows
+        load = ItemLoad(parts.layers, self._rows, self._context_tokens, 0, 0, 0, 0, self._rows, self._rows)
+        factor = parts.noise.factor(item_id)
+        phases = [(ns * factor, moved, waits) for ns, moved, waits in parts.cost.phases(load, self._units)]
+        begins_ns = at_ns if at_ns > self.host_free_ns else self.host_free_ns
+        ready_ns = self.host_free_ns = begins_ns + parts.host.decode_launch_ns
+        last_ns = self.newest.ended_ns
+        start_ns = ready_ns if ready_ns > last_ns else last_ns
+        job = Job(item_id, self._last.lane, phases, ready_ns, ready_ns, (self._last.job_id,))
+        end_ns = parts.timeline.plan_alone(job, start_ns)
+        tokens = self._sampled()
+        self.newest = StepAhead(item_id, start_ns, end_ns, end_ns + parts.host.wakeup_ns, tokens)
+        self._before, self._last = self._last, job
+        self._outputs = (self._outputs[1], tokens)
+        return self.newest
+
+    def _sampled(self) -> bytes:
+        self._step_id += 1
+        self._positions = [position + 1 for position in self._positions]
+        self._tokens = self._parts.pool.decode_rows(self._table, self._width, self._positions, self._tokens)
+        self._parts.pool.keep(self._step_id, self._tokens)
+        return int32_bytes(self._tokens)
+
+    def committed(self) -> tuple[dict[int, Job], dict[int, bytes]]:
+        """The plans of the last two, which are the device's now, and their tokens, by item."""
+        jobs = (self._before, self._last)
+        self._parts.timeline.adopt(jobs)
+        return {job.job_id: job for job in jobs}, {
+            job.job_id: tokens for job, tokens in zip(jobs, self._outputs, strict=True)
+        }
