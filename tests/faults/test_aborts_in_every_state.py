@@ -210,7 +210,7 @@ PLACES = {
         others=({"prompt_token_ids": [67] * 200, "max_tokens": 3, **GREEDY},),
     ),
     "its first token is held back": Place(
-        lambda look: any(row.request_id == look.request_id for _, row in look.state("decode").held)
+        lambda look: any(row.request_id == look.request_id for _, row in look.state("decode").held.rows)
     ),
     "two steps in flight": Place(
         lambda look: look.row is not None and look.row.ahead > 0 and look.steps > 1, it=STREAM
