@@ -181,8 +181,8 @@ class Decode(Actor):
     def _take_earlier(self, ran: StepsRan) -> EarlierIds:
         """Steps that ended before, which had nothing but a token for each row."""
         rows = self.state.flow.ran(ran, self.state.batch)
-        self.state.tokens += rows * len(ran.tokens)
-        self.state.steps += len(ran.tokens)
+        self.state.tokens += rows * len(ran.known_ns)
+        self.state.steps += len(ran.known_ns)
         return EarlierIds(ran.on_lane[0].requests, ran.tokens, ran.known_ns)
 
     def _take_step(self, message: DecodeStepDone) -> Emitted:

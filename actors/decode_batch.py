@@ -168,11 +168,16 @@ class DecodeBatch:
             row.next += 1
         self._moved = True
 
-    def ran(self, rows: list[Row], columns: tuple[bytes, ...]) -> None:
-        """These steps ended, and as many were launched, of rows that had nothing to add to them."""
+    def ran(self, rows: list[Row], tokens: bytes) -> None:
+        """Steps ended, int32[steps, rows], and as many were launched, of rows that had nothing to add."""
+        width = 4 * len(rows)
+        columns = [tokens[begin : begin + width] for begin in range(0, len(tokens), width)]
         for row in rows:
             row.next += len(columns)
         self._moved = True
+        stretch = self._stretch
+        if stretch is not None and stretch.take_plain(rows, columns):
+            return
         for column in columns:
             others = self.advance(rows, column)
             assert not others, "a row ended in a step of which nobody was told"

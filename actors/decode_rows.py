@@ -152,6 +152,13 @@ class Stretch:
         self.steps.append(tokens)
         return True
 
+    def take_plain(self, rows: list[Row], columns: list[bytes]) -> bool:
+        """`take` of some steps none of whose tokens ends a row."""
+        if self.over or rows is not self.rows or self.ends or len(self.steps) + len(columns) >= self.left:
+            return False
+        self.steps += columns
+        return True
+
     def settle(self) -> None:
         """It is over; idempotent."""
         if self.over:

@@ -119,8 +119,9 @@ class GatewayOutput:
     def _earlier(self, steps: EarlierIds) -> None:
         """Steps that ended before and brought a token for each of the same requests."""
         events: dict[bytes, list[wire.Event]] = {}
-        for tokens, at_ns in zip(steps.tokens, steps.known_ns, strict=True):
-            column = int32_values(tokens)
+        tokens, width = int32_values(steps.tokens), len(steps.requests)
+        for step, at_ns in enumerate(steps.known_ns):
+            column = tokens[step * width : step * width + width]
             for part in self._parts(steps.requests, at_ns):
                 events.setdefault(part.peer, []).append(part.event(column, at_ns))
         for peer, of_peer in events.items():

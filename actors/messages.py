@@ -272,10 +272,10 @@ class EarlierIds(msgspec.Struct, frozen=True, gc=False):
 
     requests: tuple[int, ...]
     """All `as_ids`, and all go on."""
-    tokens: tuple[bytes, ...]
-    """int32[requests] of each step."""
+    tokens: bytes
+    """int32[steps, requests]."""
     known_ns: tuple[int, ...]
-    """When the arbiter knew of its end."""
+    """When the arbiter knew of the end of each."""
 
 
 class IdsEmitted(Message, frozen=True):

@@ -53,7 +53,8 @@ Rules.
   client comes in one event `TokenIds`, with a token for each name (and its choice, unless all are choice 0);
   only those that ask for log-probabilities or to see their prompt get `Tokens`, with an empty text and tokens
   of no bytes. A `stop` string is found in text, so that both together are refused; `stop_token_ids` are not.
-  A server in virtual time, and no other, tells of some steps together, each with the time of its end (`at_ns`).
+  A server in virtual time, and no other, tells of some steps together, each with the time of its end
+  (`at_ns`).
 - A stop token is the last of `token_ids`, and its text is not shown unless `include_stop_str_in_output`.
 - With `echo`, or `prompt_logprobs`, one event `Prompt` comes before the first `Tokens` of choice 0. With
   either, `max_tokens` may be 0: the request then ends with `length` after its prompt.

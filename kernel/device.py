@@ -154,8 +154,8 @@ class StepAhead(NamedTuple):
     ended_ns: int
     known_ns: int
     """When the arbiter is told."""
-    tokens: bytes
-    """int32[rows]."""
+    tokens: Sequence[int]
+    """Of its rows."""
 
 
 class StepsAhead(Protocol):

@@ -183,10 +183,10 @@ class StepLaunched(Message, frozen=True):
 class StepsRan(Message, frozen=True):
     """arbiter -> decode: steps that ended, for each of which the arbiter launched another by itself."""
 
-    tokens: tuple[bytes, ...]
-    """int32[rows] of each, oldest first; all have the same rows."""
+    tokens: bytes
+    """int32[steps, rows], oldest first; all have the same rows."""
     known_ns: tuple[int, ...]
-    """When the arbiter knew of it."""
+    """When the arbiter knew of each."""
     on_lane: tuple[DecodeWork, DecodeWork]
     """The two that came after them, and were launched."""
 

@@ -58,7 +58,7 @@ class SteadyDecode:
         decode, lanes = self._state.decode, self._lanes
         oldest, newest = lanes.flights.values()
         ahead = device.steps_behind(newest.lane, newest.item_id, decode.in_flight[1], decode.pages)
-        first = StepAhead(done.item_id, done.started_ns, done.ended_ns, now_ns, done.tokens)
+        first = StepAhead(done.item_id, done.started_ns, done.ended_ns, now_ns, int32_values(done.tokens))
         steps = StepsInFlight(oldest, newest, [first, ahead.newest])
         tell = False
         while not tell and self._agrees(steps):
@@ -149,8 +149,8 @@ class SteadyDecode:
         """Decode, so much later, or with the end of the next step."""
         oldest, newest = self._state.decode.in_flight
         ended = steps.steps[: steps.ended]
-        tokens, known_ns = tuple([step.tokens for step in ended]), tuple([step.known_ns for step in ended])
-        ran = StepsRan(tokens, known_ns, (oldest, newest))
+        tokens = int32_bytes([token for step in ended for token in step.tokens])
+        ran = StepsRan(tokens, tuple([step.known_ns for step in ended]), (oldest, newest))
         if delay_ns is None:
             self._state.decode.ran = ran
         elif delay_ns:

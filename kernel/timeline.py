@@ -208,6 +208,15 @@ class Timeline:
             now_ns = job.due_ns
             self._is_over(job, now_ns)
 
+    def end_alone(self, phases: Sequence[tuple[float, float, float]], start_ns: int, launched_ns: int) -> int:
+        """When a job ends beside which nothing runs: as `plan_alone`, without a plan."""
+        now_ns, bandwidth = start_ns, self._bandwidth
+        for alone_ns, moved, waits in phases:
+            demand = moved / alone_ns
+            rate = 1.0 if demand <= bandwidth else self._rate_alone(demand, waits)
+            now_ns += math.ceil(alone_ns / rate)
+        return now_ns if now_ns > launched_ns else launched_ns
+
     def plan_alone(self, job: Job, now_ns: int) -> int:
         """`_plan` of a new job beside which nothing runs, as most decode steps; when it ends."""
         job.started, job.start_ns = True, now_ns

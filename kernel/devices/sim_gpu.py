@@ -190,10 +190,11 @@ class SimGpu:
         """As if each of them had been launched when its time had come."""
         assert self._port is not None
         self._host_free_ns = steps.host_free_ns
-        jobs, outputs = steps.committed()
+        jobs = {job.job_id: job for job in steps.committed()}
         for item_id in [item_id for item_id in self._posted if item_id not in jobs]:
             self._port.cancel(self._posted.pop(item_id).timer)
-        self._outputs = {item_id: (StepOutput(tokens), None) for item_id, tokens in outputs.items()}
+        launched = {item_id: (StepOutput(tokens), None) for item_id, tokens in steps.outputs().items()}
+        self._outputs = {item_id: launched.get(item_id) or self._outputs[item_id] for item_id in jobs}
         for job in jobs.values():
             self._post(job, self._port.now_ns())
 

@@ -30,6 +30,14 @@ class StepParts(NamedTuple):
     layers: int
 
 
+class _Launched(NamedTuple):
+    step_id: int
+    step: StepAhead
+    phases: list[tuple[float, float, float]]
+    ready_ns: int
+    """When the host has launched it."""
+
+
 class SimSteps:
     """Implements `kernel.device.StepsAhead`. The tokens are written to the pool at the launch."""
 
@@ -57,13 +65,13 @@ class SimSteps:
         assert newest.start_ns is not None
         assert newest.end_ns is not None
         known_ns = newest.end_ns + parts.host.wakeup_ns
-        self.newest = StepAhead(newest.job_id, newest.start_ns, newest.end_ns, known_ns, tokens)
+        self.newest = StepAhead(newest.job_id, newest.start_ns, newest.end_ns, known_ns, self._tokens)
         self.host_free_ns = host_free_ns
         """When the host has launched all of them."""
         self.quiet_until_ns = quiet_until_ns
-        self._before, self._last = newest, newest
-        self._outputs = (tokens, tokens)
-        """Of these two."""
+        self._first = newest
+        self._launched: list[_Launched] = []
+        """The last two at most."""
 
     def launch(self, item_id: int, at_ns: int) -> StepAhead:
         parts = self._parts
@@ -75,25 +83,26 @@ class SimSteps:
         ready_ns = self.host_free_ns = begins_ns + parts.host.decode_launch_ns
         last_ns = self.newest.ended_ns
         start_ns = ready_ns if ready_ns > last_ns else last_ns
-        job = Job(item_id, self._last.lane, phases, ready_ns, ready_ns, (self._last.job_id,))
-        end_ns = parts.timeline.plan_alone(job, start_ns)
-        tokens = self._sampled()
-        self.newest = StepAhead(item_id, start_ns, end_ns, end_ns + parts.host.wakeup_ns, tokens)
-        self._before, self._last = self._last, job
-        self._outputs = (self._outputs[1], tokens)
+        end_ns = parts.timeline.end_alone(phases, start_ns, ready_ns)
+        self._positions = [position + 1 for position in self._positions]
+        self._tokens = parts.pool.decode_rows(self._table, self._width, self._positions, self._tokens)
+        self._step_id += 1
+        self.newest = StepAhead(item_id, start_ns, end_ns, end_ns + parts.host.wakeup_ns, self._tokens)
+        self._launched = [*self._launched[-1:], _Launched(self._step_id, self.newest, phases, ready_ns)]
         return self.newest
 
-    def _sampled(self) -> bytes:
-        self._step_id += 1
-        self._positions = [position + 1 for position in self._positions]
-        self._tokens = self._parts.pool.decode_rows(self._table, self._width, self._positions, self._tokens)
-        self._parts.pool.keep(self._step_id, self._tokens)
-        return int32_bytes(self._tokens)
+    def committed(self) -> tuple[Job, Job]:
+        """The plans of the last two, which are the device's now, as are their tokens."""
+        jobs = [self._first]
+        for step_id, step, phases, ready_ns in self._launched:
+            job = Job(step.item_id, jobs[-1].lane, phases, ready_ns, ready_ns, (jobs[-1].job_id,))
+            self._parts.timeline.plan_alone(job, step.started_ns)
+            self._parts.pool.keep(step_id, step.tokens)
+            jobs.append(job)
+        before, last = jobs[-2:]
+        self._parts.timeline.adopt((before, last))
+        return before, last
 
-    def committed(self) -> tuple[dict[int, Job], dict[int, bytes]]:
-        """The plans of the last two, which are the device's now, and their tokens, by item."""
-        jobs = (self._before, self._last)
-        self._parts.timeline.adopt(jobs)
-        return {job.job_id: job for job in jobs}, {
-            job.job_id: tokens for job, tokens in zip(jobs, self._outputs, strict=True)
-        }
+    def outputs(self) -> dict[int, bytes]:
+        """int32: of the steps that were launched, the last two at most, by item."""
+        return {one.step.item_id: int32_bytes(one.step.tokens) for one in self._launched}
