@@ -176,10 +176,10 @@ class StepsAhead(Protocol):
 class ForeseeingDevice(Device, Protocol):
     """One in virtual time, which knows at the launch of a step when it ends if nothing comes beside it."""
 
-    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> Any:
-        """`StepsAhead` of a step on its lane; `pages` of its rows, if they are others than the work says."""
+    def steps_behind(self, lane: Lane, item_id: int, work: DecodeWork, pages: RowPages | None) -> StepsAhead:
+        """Of a step on its lane; `pages` are those of its rows, if they are others than the work says."""
 
-    def commit(self, steps: Any) -> None:
+    def commit(self, steps: StepsAhead) -> None:
         """They were launched; the completions of the last two are posted, of none before."""
 
 

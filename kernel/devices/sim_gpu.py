@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from muxk.kernel.actor import Timer
 from muxk.kernel.bandwidth import Sharing
-from muxk.kernel.device import DevicePort, ItemDone, Lane
+from muxk.kernel.device import DevicePort, ItemDone, Lane, StepsAhead
 from muxk.kernel.devices.sim_gpu_load import ItemLoad, Spread, load_of
 from muxk.kernel.devices.sim_gpu_steps import SimSteps, StepParts
 from muxk.kernel.noise import Noise, mixed
@@ -186,8 +186,9 @@ class SimGpu:
             self._port.quiet_until_ns(self._posted[item_id].timer),
         )
 
-    def commit(self, steps: SimSteps) -> None:
+    def commit(self, steps: StepsAhead) -> None:
         """As if each of them had been launched when its time had come."""
+        assert isinstance(steps, SimSteps)
         assert self._port is not None
         self._host_free_ns = steps.host_free_ns
         jobs = {job.job_id: job for job in steps.committed()}
