@@ -6,6 +6,10 @@ next. So where a step ends in silence, the arbiter goes on to the next end by it
 policy and launches as ever, for the same times, and tells decode of all of these steps when the last of them
 has ended. The executor says how many steps it has nothing to add to (`SubmitDecode.more`). Messages are left
 out and nothing else: `tests/simulation/test_steady.py` holds runs with and without this to the same results.
+
+Clients get the tokens with their times (`TokenIds.at_ns`), but only when the last step has ended: one that acts
+on a token in the middle of an answer would do so late. Those of studies act on ends, which are never part of
+this.
 """
 
 from __future__ import annotations
