@@ -7,9 +7,9 @@ policy and launches as ever, for the same times, and tells decode of all of thes
 has ended. The executor says how many steps it has nothing to add to (`SubmitDecode.more`). Messages are left
 out and nothing else: `tests/simulation/test_steady.py` holds runs with and without this to the same results.
 
-Clients get the tokens with their times (`TokenIds.at_ns`), but only when the last step has ended: one that acts
-on a token in the middle of an answer would do so late. Those of studies act on ends, which are never part of
-this.
+Clients get the tokens with their times (`TokenIds.at_ns`), but only when the last step has ended: one that
+acts on a token in the middle of an answer would do so late. Those of studies act on ends, which are never
+part of this.
 """
 
 from __future__ import annotations
