@@ -1,10 +1,13 @@
 """Fits the efficiencies of the simulated GPUs to tables of operator times that others measured.
 
-    python -m muxk.profiles.fit_gpu --data FOLDER [--gpu h200] [--docs docs/gpu-models.md]
+    python -m muxk.profiles.fit_gpu --data FOLDER [--gpu h200] [--judge] [--docs docs/gpu-models.md]
 
 It rewrites, in `profiles/gpus/<gpu>.yaml`, the groups that a table stands behind, and leaves the others as
 they are written there. Two thirds of the shapes are fitted; the third that a hash of the shape picks is held
-out, and its error is what is published. Needs the `fit` extra (SciPy, pyarrow); running muxk does not.
+out, and its error is what is published. The last digit of a constant differs from one processor to another;
+`--judge` gives the errors of those in the file.
+
+Needs the `fit` extra (SciPy, pyarrow); running muxk does not.
 """
 
 from __future__ import annotations
@@ -16,68 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import yaml
 from muxk.profiles import fit_tables as tables
 from muxk.profiles import gpu as model
 from muxk.profiles.fit_figures import DECODE_MS, SMS, decode_ns
+from muxk.profiles.fit_judge import Fit, Judged, Numbers, Trial, pooled
 from muxk.profiles.fit_report import gpu_models_page
 from muxk.profiles.fit_tables import Row, TableError
-from muxk.profiles.gpu import GpuProfile, HeldOut
+from muxk.profiles.gpu import GpuProfile
 
-FITTED_ROWS_MAX = 3000
-"""Of one operator: more make the fit slower and no better."""
-SEED = 7
-OUTLIER = 0.1
-"""Relative error from which a row counts less: tables have outliers."""
 OF_SEVERAL_WIDTHS = ("rope", "activation")
 """Streams of which the tables of every card have rows of many widths: elsewhere the cost of a row can not be
 told from that of its bytes, and is 0."""
-NEGLIGIBLE = 1e-6
-"""A number at its bound of 0."""
 VIDUR = "Vidur @7d47513 (MIT)"
 AIC = "AIConfigurator @095f58a (Apache-2.0), vLLM 0.24.0"
 AUTHORS = "predictor in the code of MuxWise's authors, tp=8: 70B fitted, 8B held out"
 INFERSIM = "InferSim @f2293da (Apache-2.0)"
-
-Numbers = Sequence[float]
-Formula = Callable[[GpuProfile, Row], float]
-Rebuild = Callable[[GpuProfile, Numbers], GpuProfile]
-
-
-class Fit:
-    """One group's fit: where its numbers live in a profile, their bounds, and the formula they enter."""
-
-    def __init__(
-        self, rebuild: Rebuild, formula: Formula, start: Numbers, low: Numbers, high: Numbers
-    ) -> None:
-        self.rebuild, self.formula = rebuild, formula
-        self.start, self.low, self.high = start, low, high
-
-    def errors(self, profile: GpuProfile, rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Logarithms of predicted over measured."""
-        return np.log([self.formula(profile, row) / row.ns for row in rows])
-
-    def run(self, profile: GpuProfile, rows: Sequence[Row]) -> GpuProfile:
-        """Least squares of relative errors on a sample of the rows."""
-        from scipy.optimize import least_squares
-
-        picked = np.random.default_rng(SEED).permutation(len(rows))[:FITTED_ROWS_MAX]
-        sample = [rows[index] for index in sorted(picked)]
-        found = least_squares(
-            lambda numbers: self.errors(self.rebuild(profile, numbers), sample),
-            self.start,
-            bounds=(self.low, self.high),
-            x_scale=np.maximum(np.abs(self.start), 1e-3),
-            loss="soft_l1",
-            f_scale=OUTLIER,
-        )
-        return self.rebuild(profile, [_rounded(number) for number in found.x])
-
-
-def _rounded(number: float) -> float:
-    """Four digits: what a table of this kind can carry."""
-    return float(f"{number:.4g}") if number > NEGLIGIBLE else 0.0
 
 
 def _with(profile: GpuProfile, group: str, **values: Any) -> GpuProfile:
@@ -196,34 +153,9 @@ def _named(names: Sequence[str], numbers: Numbers) -> dict[str, float]:
     return dict(zip(names, numbers, strict=False))
 
 
-def _tried(
-    profile: GpuProfile, fit: Fit, rows: Sequence[Row], table: str
-) -> tuple[GpuProfile, list[HeldOut]]:
-    """Fit on the shapes that are not held out, then judge on those that are, operator by operator."""
-    fitted = [row for row in rows if not row.held_out]
-    profile = fit.run(profile, fitted)
-    return profile, _judged(profile, fit, rows, table, len(fitted))
-
-
-def _judged(profile: GpuProfile, fit: Fit, rows: Sequence[Row], table: str, fitted: int) -> list[HeldOut]:
-    results = []
-    for operator in dict.fromkeys(row.operator for row in rows):
-        seen = [
-            row for row in rows if row.operator == operator and row.judged and (row.held_out or not fitted)
-        ]
-        if seen:
-            trained = sum(row.operator == operator and not row.held_out for row in rows) if fitted else 0
-            results.append(_error(profile, fit, seen, table, trained))
-    return results
-
-
-def _error(profile: GpuProfile, fit: Fit, rows: Sequence[Row], table: str, trained: int) -> HeldOut:
-    errors = np.abs(np.expm1(fit.errors(profile, rows)))
-    median, p90 = (_rounded(float(np.quantile(errors, q))) for q in (0.5, 0.9))
-    return HeldOut(rows[0].operator, table, trained, len(rows), median, p90)
-
-
-def _fit_vidur(profile: GpuProfile, names: Sequence[str], data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+def _fit_vidur(
+    profile: GpuProfile, names: Sequence[str], trial: Trial, data: Path
+) -> tuple[GpuProfile, list[Judged]]:
     """GEMMs and elementwise kernels of all the tables of a card together."""
     gemms: list[Row] = []
     streams: list[Row] = []
@@ -231,16 +163,19 @@ def _fit_vidur(profile: GpuProfile, names: Sequence[str], data: Path) -> tuple[G
         more_gemms, more_streams = tables.vidur_layers(data / name)
         gemms += more_gemms
         streams += more_streams
-    profile, held_out = _tried(profile, _gemm_fit(profile), gemms, VIDUR)
+    profile, held_out = trial.fitted_and_judged(profile, _gemm_fit(profile), gemms, VIDUR)
+    held_out.append(pooled("gemm, all", held_out))
+    of_streams: list[Judged] = []
     for kernel in model.ELEMENTWISE:
         rows = [row for row in streams if row.operator == kernel]
-        profile, more = _tried(profile, _stream_fit(kernel), rows, VIDUR)
-        held_out += more
+        profile, more = trial.fitted_and_judged(profile, _stream_fit(kernel), rows, VIDUR)
+        of_streams += more
+    held_out += [*of_streams, pooled("elementwise, all", of_streams)]
     profile = _with(profile, "gemm", source=VIDUR, assumed=False)
     return _with(profile, "elementwise", source=VIDUR, assumed=False), held_out
 
 
-def fit_a100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+def fit_a100(profile: GpuProfile, trial: Trial, data: Path) -> tuple[GpuProfile, list[Judged]]:
     """Attention and all-reduce have no table: they stay as they are assumed in the file.
 
     But for one: eight H100 reduce faster than four of them, since their switches add (NVLink SHARP). Those of
@@ -248,7 +183,7 @@ def fit_a100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]
     judged on those of 8B.
     """
     names = ("vidur_a100_llama3-8b_mlp.csv", "vidur_a100_llama2-7b_mlp.csv")
-    profile, held_out = _fit_vidur(profile, names, data)
+    profile, held_out = _fit_vidur(profile, names, trial, data)
     large, small = (
         [
             Row("all_reduce", name, (name, float(units)), ms * 1e6)
@@ -257,29 +192,29 @@ def fit_a100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]
         for name in ("llama-3.1-70b", "llama-3.1-8b")
     )
     fit = _eight_gpus_fit()
-    profile = fit.run(profile, large)
-    return profile, [*held_out, _error(profile, fit, small, AUTHORS, len(large))]
+    profile = trial.run(profile, fit, large)
+    return profile, [*held_out, Judged.of(profile, fit, small, AUTHORS, len(large))]
 
 
-def fit_h100(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+def fit_h100(profile: GpuProfile, trial: Trial, data: Path) -> tuple[GpuProfile, list[Judged]]:
     """Decode attention from an H800, whose SMs and memory are an H100's: assumed to be alike."""
     names = ("vidur_h100_llama2-70b_mlp.csv", "vidur_h100_llama2-7b_mlp.csv")
-    profile, held_out = _fit_vidur(profile, names, data)
+    profile, held_out = _fit_vidur(profile, names, trial, data)
     messages = tables.vidur_all_reduce(data / "vidur_h100_dgx_all_reduce.csv")
     for tp in sorted(profile.all_reduce.by_tp):
         rows = [row for row in messages if row.arguments[0] == tp]
-        profile, more = _tried(profile, _all_reduce_fit(tp), rows, f"{VIDUR}, tp={tp}")
+        profile, more = trial.fitted_and_judged(profile, _all_reduce_fit(tp), rows, f"{VIDUR}, tp={tp}")
         held_out += more
     rows = tables.infersim_decode(data / "infersim" / "h800_mha_decode_32-8-128.csv")
-    profile, more = _tried(profile, _decode_fit(), rows, f"{INFERSIM}, H800")
+    profile, more = trial.fitted_and_judged(profile, _decode_fit(), rows, f"{INFERSIM}, H800")
     profile = _with(profile, "all_reduce", source=f"{VIDUR}, DGX H100", assumed=False)
     source = f"{INFERSIM}: an H800, which has the SMs and the memory of an H100"
     return _with(profile, "decode_attention", source=source, assumed=True), held_out + more
 
 
-def fit_h200(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]]:
+def fit_h200(profile: GpuProfile, trial: Trial, data: Path) -> tuple[GpuProfile, list[Judged]]:
     folder = data / "aic_h200"
-    profile, held_out = _tried(
+    profile, held_out = trial.fitted_and_judged(
         profile, _gemm_fit(profile), tables.aic_gemms(folder / "gemm_vllm0.24.0.parquet"), AIC
     )
     readers: Mapping[str, tuple[Fit, Callable[[Path], list[Row]]]] = {
@@ -287,15 +222,17 @@ def fit_h200(profile: GpuProfile, data: Path) -> tuple[GpuProfile, list[HeldOut]
         "context_attention": (_prefill_fit(), tables.aic_prefill),
     }
     for name, (fit, read) in readers.items():
-        profile, more = _tried(profile, fit, read(folder / f"{name}_vllm0.24.0.parquet"), AIC)
+        profile, more = trial.fitted_and_judged(
+            profile, fit, read(folder / f"{name}_vllm0.24.0.parquet"), AIC
+        )
         other = read(folder / f"{name}_sglang0.5.14.parquet")
-        held_out += more + _judged(profile, fit, other, "AIConfigurator, SGLang 0.5.14, not fitted", 0)
+        held_out += more + trial.judged(profile, fit, other, "AIConfigurator, SGLang 0.5.14, not fitted", 0)
     for group in ("gemm", "decode_attention", "prefill_attention"):
         profile = _with(profile, group, source=AIC, assumed=False)
     return profile, held_out
 
 
-FITTERS: Mapping[str, Callable[[GpuProfile, Path], tuple[GpuProfile, list[HeldOut]]]] = {
+FITTERS: Mapping[str, Callable[[GpuProfile, Trial, Path], tuple[GpuProfile, list[Judged]]]] = {
     "a100": fit_a100,
     "h100": fit_h100,
     "h200": fit_h200,
@@ -315,14 +252,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of the calibration tables")
     parser.add_argument("--gpu", choices=sorted(FITTERS), help="only this one")
+    parser.add_argument("--judge", action="store_true", help="leave constants as they are, only judge them")
     parser.add_argument("--docs", type=Path, help="write the page of errors and constants here")
     chosen = parser.parse_args(arguments)
     if chosen.data is None and chosen.docs is None:
         parser.error("--data FOLDER fits, --docs FILE writes the page; give one of them")
     try:
         for name in [chosen.gpu] if chosen.gpu else sorted(FITTERS) if chosen.data else ():
-            profile, held_out = FITTERS[name](model.load_gpu(name), chosen.data)
-            profile = msgspec.structs.replace(profile, held_out=tuple(held_out))
+            trial = Trial(fits=not chosen.judge)
+            profile, judged = FITTERS[name](model.load_gpu(name), trial, chosen.data)
+            held_out = tuple(one.held_out for one in judged)
+            profile = msgspec.structs.replace(profile, held_out=held_out)
             write_profile(model.GPUS_FOLDER / f"{name}.yaml", profile)
             for row in held_out:
                 errors = f"median {row.median:6.1%}  P90 {row.p90:6.1%}"

@@ -20,23 +20,27 @@ This page is generated: `python -m muxk.profiles.fit_gpu --docs docs/gpu-models.
 Of each table two thirds of the shapes were fitted; the other third, picked by a hash of the shape, was held
 out whole, with every batch size and length it was measured at. The error is that of one operator that runs
 alone on the whole card, relative to what was measured. Rows of Vidur's tables under 10 us are not judged,
-since those tables are in whole microseconds. The aim is a median under 8 % and a P90 under 20 %; rows over it
-are marked.
+since those tables are in whole microseconds. The aim is a median under 8 % and a P90 under 20 % for a class
+of operators on a card. Vidur's tables name operators one by one: `gemm, all` and `elementwise, all` are their
+classes, in which each row counts alike. A single operator that is over the aim is marked too.
+
+`python -m muxk.profiles.fit_gpu --data FOLDER --judge` gives these errors again, of the constants as they
+are. A fit on another processor differs in their last digit.
 
 | card | operator | table | fitted rows | held-out rows | median | P90 | |
 |---|---|---|--:|--:|--:|--:|---|
 """
 OVER = """
-Why `down` of the H100 is over it. Vidur measures `o` on random numbers, `down` on what its gated MLP gives
-for weights within 0.001: products too small for fp16, that is zeros, on which a card that its power limits
-clocks higher (so we read its code; no table says so). At 4,096 tokens `down` (8192 x 3584) ran at 813
-TFLOP/s, `o` (8192 x 4096) at 680; one set of constants is 11 % too slow for the one and 7 % too fast for
-the other. A clock of its own for zeros was tried (fitted: 7 % faster; by the start of the fit 8.4 to 8.8 %
-and 20 to 24 % of error) and left out, since serving would not use it; with it, a clock that falls in long
-kernels, a split that pays for its bytes and three more tiles did not bring both under the aim either. The
-rest is the library's choice of a kernel, which no smooth formula follows: at 576, 640 and 704 tokens `down`
-(8192 x 7168) took 136, 207 and 134 us. And three of the four shapes of the 70B are held out: the hash is
-not asked twice.
+Why `down` of the H100 is over it, when all its GEMMs together are not. Vidur measures `o` on random numbers,
+`down` on what its gated MLP gives for weights within 0.001: products too small for fp16, that is zeros, on
+which a card that its power limits clocks higher (so we read its code; no table says so). At 4,096 tokens
+`down` (8192 x 3584) ran at 813 TFLOP/s, `o` (8192 x 4096) at 680; one set of constants is 11 % too slow for
+the one and 7 % too fast for the other. A clock of its own for zeros was tried (fitted: 7 % faster; by the
+start of the fit 8.4 to 8.8 % and 20 to 24 % of error) and left out, since serving would not use it; with it,
+a clock that falls in long kernels, a split that pays for its bytes and three more tiles did not bring both
+under the aim either. The rest is the library's choice of a kernel, which no smooth formula follows: at 576,
+640 and 704 tokens `down` (8192 x 7168) took 136, 207 and 134 us. And three of the four shapes of the 70B are
+held out: the hash is not asked twice.
 
 The SGLang rows of the H200 are another engine's kernels, shown to tell how far one engine's constants
 carry.

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from muxk.profiles import fit_gpu, gpu
+from muxk.profiles.fit_judge import Judged, Trial, pooled
 from muxk.profiles.fit_report import gpu_models_page
 from muxk.profiles.fit_tables import Row, TableError, infersim_decode, vidur_all_reduce, vidur_layers
 from muxk.profiles.gpu import load_gpu, read_gpu
@@ -112,7 +113,8 @@ def test_a_fit_finds_again_the_card_that_made_the_table() -> None:
         )
     sizes = {**truth.all_reduce.by_tp, 8: gpu.AllReduceSize(5_000.0, 100.0, 4.0)}
     wrong = msgspec.structs.replace(truth, all_reduce=msgspec.structs.replace(truth.all_reduce, by_tp=sizes))
-    _, [judged] = fit_gpu._tried(wrong, fit, rows, "made up")
+    _, [found] = Trial().fitted_and_judged(wrong, fit, rows, "made up")
+    judged = found.held_out
     assert judged.fitted_rows + judged.held_out_rows == 200
     assert judged.median < 0.03
     assert judged.p90 < 0.07
@@ -128,6 +130,33 @@ def test_a_profile_that_is_written_reads_back_the_same(tmp_path: Path) -> None:
 def test_the_published_page_is_the_one_that_the_profiles_give() -> None:
     """`python -m muxk.profiles.fit_gpu --docs docs/gpu-models.md` writes it."""
     assert (ROOT / "docs" / "gpu-models.md").read_text("utf-8") == gpu_models_page()
+
+
+def test_constants_that_are_only_judged_stay_as_they_are() -> None:
+    truth = load_gpu("h100")
+    fit = fit_gpu._all_reduce_fit(8)
+    rows = [Row("all_reduce", f"8/{size}", (8, float(size)), 1e5) for size in range(2048, 204_800, 2048)]
+    profile, [judged] = Trial(fits=False).fitted_and_judged(truth, fit, rows, "made up")
+    assert profile == truth
+    assert judged.fitted_rows + judged.held_out.held_out_rows == len(rows)
+
+
+def test_a_class_of_operators_counts_each_row_alike() -> None:
+    few = Judged("o", "a table", 3, np.array([0.5]))
+    many = Judged("down", "a table", 4, np.full(9, 0.02))
+    together = pooled("gemm, all", [few, many]).held_out
+    assert (together.operator, together.fitted_rows, together.held_out_rows) == ("gemm, all", 7, 10)
+    assert together.median == 0.02
+    assert 0.02 < together.p90 < 0.1
+
+
+def test_every_class_of_operators_that_stands_on_a_table_is_within_the_aim() -> None:
+    """Median under 8 %, P90 under 20 %, per class and card."""
+    classes = {"gemm", "gemm, all", "elementwise, all", "all_reduce", "decode_attention", "prefill_attention"}
+    judged = [(profile.name, row) for profile in map(load_gpu, gpu.known_gpus()) for row in profile.held_out]
+    of_classes = [(name, row) for name, row in judged if row.operator in classes and row.fitted_rows]
+    assert {name for name, row in of_classes if row.operator.startswith("gemm")} == {"a100", "h100", "h200"}
+    assert not [(name, row) for name, row in of_classes if row.median >= 0.08 or row.p90 >= 0.2]
 
 
 def test_every_gemm_and_attention_that_stands_on_a_table_is_within_the_aim_but_those_named_here() -> None:
