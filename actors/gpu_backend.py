@@ -170,7 +170,9 @@ def _open(choice: GpuChoice, shape: ModelShape, pages: int | None, seed: int) ->
         profile = perturbed(profile, choice.off, choice.off_seed)
     for constant, factor in choice.moved:
         profile = scaled(profile, constant, factor)
-    identity = Identity(msgspec.to_builtins(shape), DTYPE, digest((profile, choice.tp)))
+    # How well it fits is no constant: what is said of it must make no profile of `muxk profile` stale.
+    constants = msgspec.structs.replace(profile, held_out=())
+    identity = Identity(msgspec.to_builtins(shape), DTYPE, digest((constants, choice.tp)))
     if choice.devices == 1:
         return GpuBackend(open_gpu(profile, shape, choice.tp, pages, seed), shape, choice.tp, None, identity)
     found = open_cluster(profile, shape, choice.tp, choice.devices, pages, seed)

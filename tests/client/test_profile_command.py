@@ -13,6 +13,7 @@ from muxk.actors.gpu_backend import open_gpu_backend
 from muxk.actors.profiling import key_of, measure, plan_profile, profiled, run_profile
 from muxk.client.cli import build_app
 from muxk.kernel.work import PrefillShape
+from muxk.profiles.gpu import load_gpu
 from muxk.profiles.grid import QUICK
 from muxk.profiles.profile_file import (
     Partial,
@@ -234,3 +235,16 @@ def test_a_profile_of_a_model_whose_sizes_have_lists_is_of_the_same_model_when_i
 
 def made_key(dims: dict[str, Any]) -> ProfileKey:
     return make_key("cpu:2", 2, (), "m", 30, dims, "auto", "processor")
+
+
+def test_errors_that_are_published_of_a_card_make_no_profile_of_it_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = key_of(open_gpu_backend("sim:h100", "qwen3-8b"))
+    card = load_gpu("h100")
+    worse = msgspec.structs.replace(card.held_out[0], median=0.5)
+    monkeypatch.setattr(
+        "muxk.actors.gpu_backend.load_gpu", lambda name: msgspec.structs.replace(card, held_out=(worse,))
+    )
+    assert key_of(open_gpu_backend("sim:h100", "qwen3-8b")) == before
+    assert key_of(open_gpu_backend("sim:h100,all_reduce.floor_ns*1.1", "qwen3-8b")) != before
