@@ -240,11 +240,11 @@ def made_key(dims: dict[str, Any]) -> ProfileKey:
 def test_errors_that_are_published_of_a_card_make_no_profile_of_it_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = key_of(open_gpu_backend("sim:h100", "qwen3-8b"))
+    before = key_of(backend_of("sim:h100", "qwen3-8b"))
     card = load_gpu("h100")
     worse = msgspec.structs.replace(card.held_out[0], median=0.5)
     monkeypatch.setattr(
         "muxk.actors.gpu_backend.load_gpu", lambda name: msgspec.structs.replace(card, held_out=(worse,))
     )
-    assert key_of(open_gpu_backend("sim:h100", "qwen3-8b")) == before
-    assert key_of(open_gpu_backend("sim:h100,all_reduce.floor_ns*1.1", "qwen3-8b")) != before
+    assert key_of(backend_of("sim:h100", "qwen3-8b")) == before
+    assert key_of(backend_of("sim:h100,all_reduce.floor_ns*1.1", "qwen3-8b")) != before
