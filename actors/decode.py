@@ -25,7 +25,6 @@ from muxk.actors.messages import (
     AbortRequest,
     EarlierIds,
     EmittedRow,
-    GrowPages,
     JoinDecode,
     PagesGrown,
     ReleasePages,
@@ -282,9 +281,9 @@ class Decode(Actor):
         for row in batch.ending_rows():
             if not flow.versions_with(row.request_id):
                 self._let_go(row)
-        if wanting:
-            self.send(self._refs.kv_pool, GrowPages(tuple([row.request_id for row in wanting])))
-        return bool(wanting)
+        if wanting is not None:
+            self.send(self._refs.kv_pool, wanting)
+        return wanting is not None
 
     def _let_go(self, row: Row) -> None:
         ending = row.ending

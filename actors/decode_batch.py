@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from muxk.actors.columns import ExtrasMaker
-from muxk.actors.decode_rows import NEVER, Ending, Row, Stretch
-from muxk.actors.messages import Request, ReservedRequest
+from muxk.actors.decode_rows import GROW_TOGETHER_TOKENS, NEVER, Ending, Row, Stretch
+from muxk.actors.messages import GrowPages, Request, ReservedRequest
 from muxk.actors.request_views import class_of
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, RowPages, SamplingColumns, int32_bytes, int32_values
 
 FEW_ROWS = 24
+FORESEEN_PAGES = 2
+"""So many pages more than a step needs are told of rows whose next steps are foreseen."""
 SAMPLING_DTYPE = np.dtype(
     [
         ("temperature", "<f4"),
@@ -58,7 +60,7 @@ class _Taken:
     has_extras: bool
     foreseen: bool
     """No token ends a row before it has all of them, of each there is nothing to say but its id, and none is
-    drawn; of large batches it is not said, where one row or another needs a page at each step."""
+    drawn."""
     table: bytes = b""
     """int32[rows, width]; empty once a page was added."""
     width: int = 0
@@ -149,14 +151,8 @@ class DecodeBatch:
         self._moved = True
         self._table[slot] = 0
         self._table[slot, : row.pages] = reserved.pages
-        self._columns[slot] = (
-            params.temperature,
-            params.top_p,
-            params.top_k,
-            params.seed,
-            params.choice,
-            params.min_p,
-        )
+        drawing = (params.temperature, params.top_p, params.top_k, params.seed, params.choice, params.min_p)
+        self._columns[slot] = drawing
         row.look_ahead()
         self.rows[row.request_id] = row
         self._count_slo(row, 1)
@@ -210,15 +206,19 @@ class DecodeBatch:
         """A row can not take the next step for want of a page."""
         return any(row.goes_on and not row.fits for row in self.rows.values())
 
-    def take_wanting(self) -> list[Row]:
-        """Rows that need a page, for which it is now asked."""
+    def take_wanting(self) -> GrowPages | None:
+        """What to ask for: a page for each row that needs one, if any does, and for those that soon will."""
         if not self._moved:
-            return []
+            return None
         self._moved = False
-        wanting = [row for row in self.rows.values() if row.next >= row.grow_from]
-        for row in wanting:
+        rows = self.rows.values()
+        wanting = [row for row in rows if row.next >= row.grow_from]
+        if not wanting:
+            return None
+        soon = [row for row in rows if row.next < row.grow_from <= row.next + GROW_TOGETHER_TOKENS]
+        for row in (*wanting, *soon):
             row.grow_from = NEVER
-        return wanting
+        return GrowPages(*(tuple([row.request_id for row in some]) for some in (wanting, soon)))
 
     def deny_page(self, row: Row) -> None:
         """There is none: it is asked for again."""
@@ -278,7 +278,7 @@ class DecodeBatch:
 
     def _width(self, taken: _Taken, position: int) -> int:
         """Pages of a row that the step, and those that may follow it, go to."""
-        width = position // PAGE_SIZE + 1 + taken.foreseen
+        width = position // PAGE_SIZE + 1 + FORESEEN_PAGES * taken.foreseen
         return width if width < self._table.shape[1] else self._table.shape[1]
 
     def more_behind(self, rows: list[Row]) -> tuple[int, RowPages] | None:
@@ -319,7 +319,7 @@ class DecodeBatch:
             int32_bytes(range(len(rows))),
             sampling,
             any(row.extras is not None for row in rows),
-            len(rows) <= FEW_ROWS and sampling.greedy and all(row.plain and not row.ends for row in rows),
+            sampling.greedy and all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:

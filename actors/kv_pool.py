@@ -48,6 +48,9 @@ from muxk.kernel.messages import KvChanged, ReportState, StateReported
 from muxk.kernel.view import KvView
 from muxk.kernel.work import PAGE_SIZE
 
+PLENTY = 4
+"""Free pages for each one that is asked for, from which on rows get theirs before they need them."""
+
 
 @dataclass
 class KvPoolState:
@@ -125,7 +128,13 @@ class KvPool(Actor):
         granted: list[int] = []
         pages: list[int] = []
         denied: list[int] = []
-        for request_id in message.request_ids:
+        wanted = message.request_ids
+        # A page that is taken early must be none that somebody else wants meanwhile.
+        if self.state.pool.available >= PLENTY * (len(wanted) + len(message.soon)):
+            wanted += message.soon
+        else:
+            denied += message.soon
+        for request_id in wanted:
             page = self.state.pool.grow(request_id)
             if page is None:
                 denied.append(request_id)

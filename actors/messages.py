@@ -230,6 +230,8 @@ class GrowPages(Message, frozen=True):
     """decode -> kv_pool: one more page for each of these, ahead of need."""
 
     request_ids: tuple[int, ...]
+    soon: tuple[int, ...] = ()
+    """They will ask some steps later, and get theirs now if there are plenty."""
 
 
 class PagesGrown(Message, frozen=True):

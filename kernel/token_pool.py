@@ -15,12 +15,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from muxk.kernel.token_steps import RowSteps, StepsOfFew, StepsOfMany
 from muxk.kernel.work import (
     PAGE_SIZE,
     ChunkRow,
     DecodeWork,
     PrefillWork,
     RowLogprobs,
+    RowPages,
     SamplingColumns,
     StepOutput,
     chunk_rows,
@@ -52,6 +54,8 @@ WORD = (1 << 64) - 1
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+PageTable = npt.NDArray[np.int32]
+"""[rows, pages of a row]."""
 
 
 class TokenPool:
@@ -138,6 +142,14 @@ class TokenPool:
         self.keep(work.step_id, sampled)
         return StepOutput(int32_bytes(sampled))
 
+    def steps_behind(self, work: DecodeWork, pages: RowPages | None, tokens: bytes) -> RowSteps:
+        """Of greedy rows whose last step is `work`, which sampled these tokens, int32; their pages, if they
+        are others by now."""
+        if pages is None:
+            pages = RowPages(work.page_table, work.pages_per_row)
+        steps = StepsOfFew if work.rows <= FEW_ROWS else StepsOfMany
+        return steps(self, pages, work, tokens)
+
     def decode_rows(
         self, table: memoryview, width: int, positions: Sequence[int], tokens: Sequence[int]
     ) -> list[int]:
@@ -186,19 +198,28 @@ class TokenPool:
             kept = self._steps[work.after_step]
             values[int32_array(work.carried_rows)] = [kept[row] for row in int32_values(work.carried_from)]
         positions = int32_array(work.positions).astype(np.int64)
+        sums = self._append(table, positions, values)
+        return self._sample(work.sampling, list(range(work.rows)), sums, positions + 1)
+
+    def decode_arrays(self, table: PageTable, positions: Indices, values: Tokens) -> Tokens:
+        """As `decode_rows`."""
+        return self._tokens(_mix(self._append(table, positions, values)))
+
+    def _append(self, table: PageTable, positions: Indices, values: Tokens) -> Hashes:
+        """The hashes of rows with a token more each."""
         self._grow(int(positions.max()) + 1)
-        rows = np.arange(work.rows)
+        rows = np.arange(len(positions))
         earlier = positions - 1
         before = table[rows, earlier // PAGE_SIZE]
         base = self._sums[before]
         lost = self._lasts[before] != earlier
         if lost.any():
             base[lost] ^= LOST
-        sums = base + (values.astype(np.uint64) + ONE) * self._powers[positions]
+        sums: Hashes = base + (values.astype(np.uint64) + ONE) * self._powers[positions]
         pages = table[rows, positions // PAGE_SIZE]
         self._sums[pages] = sums
         self._lasts[pages] = positions
-        return self._sample(work.sampling, rows.tolist(), sums, positions + 1)
+        return sums
 
     def _grow(self, positions: int) -> None:
         if positions > len(self._powers):

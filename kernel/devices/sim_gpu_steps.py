@@ -58,14 +58,11 @@ class SimSteps:
         self._rows = work.rows
         self._context_tokens = work.context_tokens
         self._step_id = work.step_id
-        self._positions = list(int32_values(work.positions))
-        self._tokens = list(int32_values(tokens))
-        self._table = memoryview(work.page_table if pages is None else pages.table).cast("i")
-        self._width = work.pages_per_row if pages is None else pages.per_row
+        self._row_steps = parts.pool.steps_behind(work, pages, tokens)
         assert newest.start_ns is not None
         assert newest.end_ns is not None
         known_ns = newest.end_ns + parts.host.wakeup_ns
-        self.newest = StepAhead(newest.job_id, newest.start_ns, newest.end_ns, known_ns, self._tokens)
+        self.newest = StepAhead(newest.job_id, newest.start_ns, newest.end_ns, known_ns, int32_values(tokens))
         self.host_free_ns = host_free_ns
         """When the host has launched all of them."""
         self.quiet_until_ns = quiet_until_ns
@@ -84,10 +81,9 @@ class SimSteps:
         last_ns = self.newest.ended_ns
         start_ns = ready_ns if ready_ns > last_ns else last_ns
         end_ns = parts.timeline.end_alone(phases, start_ns, ready_ns)
-        self._positions = [position + 1 for position in self._positions]
-        self._tokens = parts.pool.decode_rows(self._table, self._width, self._positions, self._tokens)
         self._step_id += 1
-        self.newest = StepAhead(item_id, start_ns, end_ns, end_ns + parts.host.wakeup_ns, self._tokens)
+        known_ns = end_ns + parts.host.wakeup_ns
+        self.newest = StepAhead(item_id, start_ns, end_ns, known_ns, self._row_steps.step())
         self._launched = [*self._launched[-1:], _Launched(self._step_id, self.newest, phases, ready_ns)]
         return self.newest
 
@@ -105,4 +101,4 @@ class SimSteps:
 
     def outputs(self) -> dict[int, bytes]:
         """int32: of the steps that were launched, the last two at most, by item."""
-        return {one.step.item_id: int32_bytes(one.step.tokens) for one in self._launched}
+        return {one.step.item_id: int32_bytes(list(one.step.tokens)) for one in self._launched}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muxk.actors.decode_batch import DecodeBatch
-from muxk.actors.decode_rows import Ending, Row
-from muxk.actors.messages import Request, ReservedRequest, SamplingParams
+from muxk.actors.decode_rows import GROW_AHEAD_TOKENS, Ending, Row
+from muxk.actors.messages import GrowPages, Request, ReservedRequest, SamplingParams
 from muxk.kernel.view import RequestClass
 from muxk.kernel.work import PAGE_SIZE, int32_bytes
 
@@ -53,11 +53,45 @@ def test_a_page_that_comes_after_the_end_of_its_row_brings_it_no_step() -> None:
     for number in range(2 * PAGE_SIZE - PROMPT):
         step(batch, number, [5, 5])
     assert batch.ready() == []
-    assert [wanting.request_id for wanting in batch.take_wanting()] == [1, 2]
-    assert batch.take_wanting() == []
+    assert batch.take_wanting() == GrowPages((1, 2))
+    assert batch.take_wanting() is None
     batch.end(row, Ending(keep=False, recompute=False))
     batch.add_page(row, 9)
     batch.deny_page(batch.rows[2])
     assert batch.ready() == []
-    assert [wanting.request_id for wanting in batch.take_wanting()] == [2]
+    assert batch.take_wanting() == GrowPages((2,))
     assert batch.ending_rows() == [row]
+
+
+def test_rows_that_soon_need_a_page_are_named_with_the_first_that_does() -> None:
+    batch = DecodeBatch()
+    for request_id, pages in ((1, 3), (2, 2), (3, 4)):
+        joined(batch, request_id, pages=pages)
+    for number in range(2 * PAGE_SIZE - PROMPT - GROW_AHEAD_TOKENS):
+        step(batch, number, [5, 5, 5])
+        assert batch.take_wanting() is None
+    step(batch, 99, [5, 5, 5])
+    assert batch.take_wanting() == GrowPages((2,), soon=(1,))
+    batch.add_page(batch.rows[2], 9)
+    batch.deny_page(batch.rows[1])  # there are not plenty: it asks by itself, when it has to
+    asked = {}
+    for number in range(100, 100 + PAGE_SIZE + 1):
+        step(batch, number, [5, 5, 5])
+        if (wanting := batch.take_wanting()) is not None:
+            asked[number] = wanting
+    assert asked == {99 + PAGE_SIZE: GrowPages((1, 2), soon=(3,))}
+
+
+def test_a_batch_asks_for_pages_once_in_as_many_steps_as_a_page_has_slots() -> None:
+    batch = DecodeBatch()
+    steps, asked = 4 * PAGE_SIZE, 0
+    for request_id in range(1, 9):
+        joined(batch, request_id, pages=2 + request_id % 3)
+    for number in range(steps):
+        step(batch, number, [5] * 8)
+        if (wanting := batch.take_wanting()) is not None:
+            asked += 1
+            for request_id in (*wanting.request_ids, *wanting.soon):
+                batch.add_page(batch.rows[request_id], 50 + number)
+        assert len(batch.ready()) == 8
+    assert 2 <= asked <= 1 + steps // PAGE_SIZE
