@@ -1,8 +1,9 @@
 """How far a figure that is off moves with the assumed constants, one at a time, times 0.7 and times 1.3.
 
 In two steps: what a constant does to the times of a system's items (`paper_effects.py`), and for those that
-move them the goodput again. That search is narrow: from the goodput of the first seed in steps of 10 %, with
-the same seed. A system that a constant does not move keeps its goodput.
+move them the goodput again. That search is narrow: from the goodput of the first seed in steps of 10 %, or of
+the setting's tolerance where that is coarser, with the same seed. A system that a constant does not move
+keeps its goodput.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def wanted(moved: Sequence[Moved]) -> Iterator[tuple[Moved, str, float]]:
 
 def run_moves(lab: Lab, cells: Sequence[tuple[Moved, str, float, Cell]], seed: int) -> None:
     """The second step; rates go into `Moved.rates`. A failed run leaves its rate out."""
-    sought = [Sought(cell, Goal.STRICT, _narrow(one.subject.rate), (seed,)) for one, _, _, cell in cells]
+    sought = [Sought(cell, Goal.STRICT, _narrow(one.subject), (seed,)) for one, _, _, cell in cells]
     for (one, constant, factor, _), goodput in zip(cells, lab.goodputs(sought), strict=True):
         if isinstance(goodput, Goodput):
             one.rates[constant, factor] = goodput.rate
 
 
-def _narrow(rate: float) -> Search:
-    return Search(rate, rate / FAR, rate * FAR, TOLERANCE, checks=(), step=STEP)
+def _narrow(subject: Subject) -> Search:
+    rate, coarse = subject.rate, subject.setting.tolerance
+    tolerance, step = max(TOLERANCE, coarse), max(STEP, 1.0 + coarse)
+    return Search(rate, rate / FAR, rate * FAR, tolerance, checks=(), step=step)

@@ -77,9 +77,9 @@ class Setting:
 
 
 LLAMA_8B, LLAMA_70B = "llama-3.1-8b", "llama-3.1-70b"
-AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=320, start=8.0, near=6.727171322029717)
+AGENT_8B = Setting(LLAMA_8B, "toolagent", 50.0, requests=640, start=8.0, near=6.727171322029717)
 AGENT_70B = Setting(
-    *(LLAMA_70B, "toolagent", 100.0), requests=240, start=2.0, near=0.8408964152537146, printed=BUDGET_70B
+    *(LLAMA_70B, "toolagent", 100.0), requests=480, start=2.0, near=0.8408964152537146, printed=BUDGET_70B
 )
 SHAREGPT_70B = Setting(
     *(LLAMA_70B, "sharegpt", 100.0),
@@ -90,7 +90,7 @@ SHAREGPT_70B = Setting(
     printed=BUDGET_70B,
 )
 LOOGLE_70B = Setting(
-    *(LLAMA_70B, "loogle", 100.0), requests=120, start=0.5, near=0.08838834764831845, printed=BUDGET_70B
+    *(LLAMA_70B, "loogle", 100.0), requests=240, start=0.5, near=0.08838834764831845, printed=BUDGET_70B
 )
 # 8,000 tokens a request, eight minutes in service each, and a pool of 1.56 million tokens on eight cards:
 # with few requests a run ends before it is full, whatever the rate. So requests come for two hours, about.

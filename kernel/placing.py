@@ -85,6 +85,11 @@ class PlaceView(msgspec.Struct, frozen=True):
     overtaken: int = 0
     """Answers in a row that sent a request before one that came earlier; 0 after one in order."""
 
+    @property
+    def between_groups(self) -> int:
+        """Devices that one group gave up and another does not have yet; `place` is asked when it does."""
+        return len(self.groups) - sum(len(group.devices) for group in self.groups) if self.elastic else 0
+
 
 class Assign(msgspec.Struct, frozen=True, tag=True):
     """Send requests of the queue to a group."""

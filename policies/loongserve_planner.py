@@ -55,9 +55,8 @@ class Planner:
         self._busy = [group for group in awake if group.group not in self._free]
         # Devices between two groups, about to leave one that is done, or with KV on its way out of them,
         # are there in a moment.
-        coming = len(view.groups) - sum(len(group.devices) for group in awake) if view.elastic else 0
         leaving = any(group.idle and group.promised_pages for group in awake)
-        self._moving = bool(coming or self._wide) or leaving
+        self._moving = bool(view.between_groups or self._wide) or leaving
         self._joined: dict[int, int] = {}
         self._joined_pages: dict[int, int] = {}
         """Rows and pages that this answer sends to groups that decode."""

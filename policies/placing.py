@@ -234,7 +234,7 @@ class PlanPlacing:
         except Exception as error:  # a plan must never stop serving, whatever a view holds
             return by_default(view, view.queue, (f"place/{self.name}: {explain(error)}",))
         working = any(not group.idle or group.promised_pages for group in view.groups if group.devices)
-        if view.queue and not answer.actions and not working:
+        if view.queue and not answer.actions and not (working or view.between_groups):
             told = (*answer.errors, f"place/{self.name}: nobody is placed on an idle server")
             return by_default(view, view.queue[:1], told)
         return answer

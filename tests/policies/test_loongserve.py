@@ -221,6 +221,11 @@ def test_nobody_pauses_before_an_answer_has_ended() -> None:
     assert place([decoding(0, 5), decoding(1, 4)], 50, answer_tokens=0.0, link_bytes_per_ns=0.0).actions == ()
 
 
+def test_a_prompt_waits_for_a_device_that_is_between_two_groups() -> None:
+    assert place([group(0), asleep(1)], 4000).actions == ()
+    assert place(idle(2), 4000).actions == (Assign((0,), 0, (1,), keep=1),)
+
+
 # --- allocation and scaling ---
 
 
