@@ -1,7 +1,8 @@
 """kv_pool: owns the KV pages of all requests.
 
 Admission asks it for the pages of a batch, decode for one more page ahead of need, prefill and decode give
-pages back once no item in flight touches them. Invariant: used + cached + free == total, checked when idle.
+pages back once no item in flight touches them. Invariant: used + cached + free == total; `PagePool.audit`
+looks at it when idle.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ class KvPool(Actor):
     def idle(self) -> None:
         if self.state.changed_since_check:
             self.state.changed_since_check = False
-            check_pool(self.state.pool)
+            self.state.pool.audit()
 
     def describe(self) -> dict[str, Any]:
         state = self.state
@@ -285,9 +286,3 @@ def _reusable(request: Request) -> int | None:
     """Tokens that may come from the index: none of a prompt whose log-probabilities have to be computed."""
     asked = request.params.prompt_logprobs is not None and not request.generated
     return 0 if asked else None
-
-
-def check_pool(pool: PagePool) -> None:
-    """The named invariant of the pool; the idle loop calls it, and so do tests."""
-    pool.check()
-    assert pool.used + pool.cached + pool.free == pool.total

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from muxk.actors import engine
-from muxk.actors.kv_pool import KvPool, check_pool
+from muxk.actors.kv_pool import KvPool
 from virtual_server import VirtualServer
 
 
 def checked(handler: Callable[[KvPool, Any], None]) -> Callable[[KvPool, Any], None]:
     def handle(self: CheckedPool, message: Any) -> None:
         handler(self, message)
-        check_pool(self.state.pool)
+        self.state.pool.check()
         self.checks += 1
 
     return handle

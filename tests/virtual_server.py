@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from muxk.actors import protocol as wire
 from muxk.actors.backends import Backend
-from muxk.actors.kv_pool import KvPool, check_pool
+from muxk.actors.kv_pool import KvPool
 from muxk.actors.system import build_specs, start_devices
 from muxk.kernel.actor import Ref
 from muxk.kernel.arbiter import Arbiter
@@ -154,7 +154,7 @@ class VirtualServer:
         for group in self.groups:
             actor = self.runtime.actor(f"kv_pool{group}")
             assert isinstance(actor, KvPool)
-            check_pool(actor.state.pool)
+            actor.state.pool.check()
             assert actor.state.pool.used == 0, group
             assert actor.state.prompts == {}
             assert self.describe(f"decode{group}")["rows"] == 0

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from muxk.actors import engine
 from muxk.actors import protocol as wire
-from muxk.actors.kv_pool import KvPool, check_pool
+from muxk.actors.kv_pool import KvPool
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.devices.sim import SimCosts, SimDevice
 from muxk.kernel.policy import Policy
@@ -88,7 +88,7 @@ class WatchedArbiter(Arbiter):
 def checked(handler: Callable[[KvPool, Any], None]) -> Callable[[KvPool, Any], None]:
     def handle(self: KvPool, message: Any) -> None:
         handler(self, message)
-        check_pool(self.state.pool)
+        self.state.pool.check()
 
     return handle
 

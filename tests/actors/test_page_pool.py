@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from muxk.actors import page_chain
-from muxk.actors.page_pool import PagePool
+from muxk.actors.page_pool import AUDITED_PAGES, PagePool
 from muxk.kernel.work import int32_bytes
 
 
@@ -153,6 +153,45 @@ def test_the_check_sees_a_lost_page() -> None:
     pool._held.clear()
     with pytest.raises(AssertionError, match="reference counts"):
         pool.check()
+
+
+def large_pool() -> PagePool:
+    """With three requests, each of which holds more pages than are looked at in one moment."""
+    pool = PagePool(range(1, 8 * AUDITED_PAGES))
+    for request_id in (1, 2, 3):
+        assert pool.reserve(request_id, run(request_id * 10**6, 20 * AUDITED_PAGES), spare=0) == 0
+    return pool
+
+
+def audited(pool: PagePool, times: int) -> None:
+    for _ in range(times):
+        pool.audit()
+
+
+@pytest.mark.parametrize("wrong", ["not held", "cached too"])
+def test_audits_of_a_large_pool_come_to_every_page_that_is_held(wrong: str) -> None:
+    pool = large_pool()
+    pages = 3 * len(pool.pages_of(1))
+    rounds = pages // AUDITED_PAGES + 1
+    audited(pool, 3 * rounds)
+    page = pool.pages_of(3)[-1]
+    if wrong == "not held":
+        pool._references[page] = 0
+    else:
+        pool._cached[page] = None
+    with pytest.raises(AssertionError, match=f"page {page}"):
+        audited(pool, rounds)
+
+
+def test_an_audit_of_a_pool_that_nobody_uses_looks_at_all_of_it() -> None:
+    pool = large_pool()
+    for request_id in (1, 2, 3):
+        pool.release(request_id)
+    pool.audit()
+    pool._free.pop()
+    pool._free.append(pool._free[0])
+    with pytest.raises(AssertionError, match="free twice"):
+        pool.audit()
 
 
 @settings(max_examples=60, stateful_step_count=60)
