@@ -7,7 +7,7 @@
 #               1,000 random schedules (SCHEDULES=10000 for more)
 #   make soak   a million hostile frames, a thousand clients: minutes, and the figures
 #   make bench  the benchmarks of the README             make clean  remove .venv and everything built
-#   make reference, make tutorial, make idle, make paper   rewrite what these documents show (the last two: an hour)
+#   make reference, make tutorial, make idle, make paper   rewrite what these documents show (the last: hours)
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter; PIP_FLAGS="..." goes to every pip install (for example an
 # index with CPU-only torch wheels, where the default index carries the far bigger CUDA build).
@@ -74,7 +74,7 @@ bench: $(VENV)/.stamp-cpu
 	$(BIN)/python -m muxk.client.simbench
 	$(BIN)/muxk bench
 
-# docs/idle.md: idle time by cause, for each workload and policy. Half an hour on two cores. ARGS="--workloads loogle".
+# docs/idle.md: idle time by cause, for each workload and policy. Minutes on two cores. ARGS="--workloads loogle".
 idle: $(VENV)/.stamp-dev
 	$(BIN)/python -m muxk.client.idle_table --out docs/idle.md $(ARGS)
 
