@@ -120,7 +120,7 @@ class Study:
         return dict(zip(pairs, self.lab.goodputs(sought), strict=True))
 
     def _first_search(self, setting: Setting, system: System) -> Search:
-        known, tolerance = setting.known_of(system), self._tolerance(setting)
+        known, tolerance = setting.known_of(system), self.tolerance_of(setting)
         if known is not None:
             return near(known.rate, tolerance)
         return far(setting.near if system is System.CHUNKED else 1.4 * setting.near, tolerance)
@@ -131,7 +131,7 @@ class Study:
             pair: Sought(
                 self._cell(pair[1], pair[0], found),
                 Goal.STRICT,
-                near(goodput.rate, self._tolerance(pair[0])),
+                near(goodput.rate, self.tolerance_of(pair[0])),
                 self._seeds(pair[0])[PIONEERS:],
             )
             for pair, goodput in first.items()
@@ -146,7 +146,7 @@ class Study:
     def _seeds(self, setting: Setting) -> tuple[int, ...]:
         return self.seeds[: setting.seeds]
 
-    def _tolerance(self, setting: Setting) -> float:
+    def tolerance_of(self, setting: Setting) -> float:
         return max(self.tolerance, setting.tolerance)
 
     def _systems(self, setting: Setting) -> list[System]:
@@ -184,7 +184,7 @@ class Study:
             Sought(
                 self._made(System.MUXWISE, setting, tokens),
                 Goal.STRICT,
-                far(1.4 * setting.near, self._tolerance(setting)),
+                far(1.4 * setting.near, self.tolerance_of(setting)),
                 self.seeds[:1],
             )
             for setting, tokens in pairs

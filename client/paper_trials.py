@@ -23,6 +23,7 @@ from muxk.client.paper_rows import (
     LLAMA_70B,
     SHAREGPT_8B,
     SHAREGPT_70B,
+    THOUGHTS_70B,
     Setting,
     System,
     cell_of,
@@ -42,6 +43,8 @@ ONE_THREAD = "limits: {backlog: 1, decode_ahead: 0}"
 """One host thread that launches nothing ahead: it learns of an end, then launches."""
 SLOW_HOST = ",host.wakeup_ns*100,host.wakeup_ns*2.5"
 """20 us to 5 ms: what an engine spends between two steps."""
+SHORT = 600
+"""Requests of OpenThoughts that come for some ten to twenty minutes."""
 EAGER = ",host.decode_launch_ns*60"
 """0.5 to 30 ms: a decode step whose kernels are launched one by one (80 layers of some 12)."""
 
@@ -108,9 +111,16 @@ def trials(bench: Bench) -> Iterator[Trial]:
         theirs = bench.changed(theirs, "one-thread", ONE_THREAD)
         yield Trial(slow, setting, System.CHUNKED, start, other, ours, theirs, (0, 1))
     eager = "LoongServe launches nothing ahead and each decode step costs its host 30 ms (no CUDA graphs)"
-    theirs = bench.cell(System.LOONGSERVE, SHAREGPT_70B, moved=EAGER)
-    theirs = bench.changed(theirs, "eager", "limits: {backlog: 1, decode_ahead: 0, decode_floor: 60s}")
-    yield Trial(eager, SHAREGPT_70B, System.LOONGSERVE, 20.0, 9.0, None, theirs, (0, 1))
+    for setting, other, seeds in ((SHAREGPT_70B, 9.0, (0, 1)), (THOUGHTS_70B, 0.2, (0,))):
+        theirs = bench.cell(System.LOONGSERVE, setting, moved=EAGER)
+        theirs = bench.changed(theirs, "eager", "limits: {backlog: 1, decode_ahead: 0, decode_floor: 60s}")
+        yield Trial(eager, setting, System.LOONGSERVE, 20.0, other, None, theirs, seeds)
+    short = f"{SHORT} requests a run, so that it ends before the KV pool is full"
+    ours, theirs = (
+        msgspec.structs.replace(bench.cell(system, THOUGHTS_70B, budget), requests=SHORT)
+        for system, budget in ((System.MUXWISE, None), (System.CHUNKED, BUDGET_70B))
+    )
+    yield Trial(short, THOUGHTS_70B, System.CHUNKED, 0.8, 0.5, ours, theirs, (0,))
 
 
 MIX_70B = Setting(LLAMA_70B, "sharegpt+loogle", 100.0, requests=300)
@@ -174,6 +184,8 @@ class TrialFound:
     trial: Trial
     changed: Ratio | None
     unchanged: Ratio | None
+    never: bool = False
+    """With the change the other one meets its SLO at no rate."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +209,7 @@ def run_trials(study: Study, found: Found, bench: Bench) -> list[TrialFound]:
     """Goodputs with something changed, in settings of the study."""
     asked = [trial for trial in trials(bench) if trial.setting in study.settings]
     sought = [
-        Sought(cell, Goal.STRICT, near(start, study.tolerance), trial.seeds)
+        Sought(cell, Goal.STRICT, near(start, study.tolerance_of(trial.setting)), trial.seeds)
         for trial in asked
         for cell, start in ((trial.ours, trial.start), (trial.theirs, trial.other_start))
         if cell is not None
@@ -210,7 +222,8 @@ def run_trials(study: Study, found: Found, bench: Bench) -> list[TrialFound]:
         theirs = next(goodputs) if trial.theirs is not None else nominal[1]
         unchanged = paired(_only(nominal[0], trial.seeds), nominal[1])
         changed = paired(_only(ours, trial.seeds), theirs)
-        results.append(TrialFound(trial, changed, unchanged))
+        never = isinstance(theirs, Goodput) and not any(one.rate for one in theirs.seeds)
+        results.append(TrialFound(trial, changed, unchanged, never))
     return results
 
 
