@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from muxk.actors.messages import Request, SamplingParams
 from muxk.kernel.work import RowExtras, SamplingColumns, int32_bytes
+
+SAMPLING_DTYPE = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),
+        ("top_k", "<i4"),
+        ("seed", "<u8"),
+        ("choice", "<u4"),
+        ("min_p", "<f4"),
+    ]
+)
+"""One row of the sampling columns."""
 
 
 def sampling_columns(rows: Sequence[SamplingParams], extras: Sequence[RowExtras] = ()) -> SamplingColumns:
@@ -21,6 +34,19 @@ def sampling_columns(rows: Sequence[SamplingParams], extras: Sequence[RowExtras]
         greedy=all(row.temperature == 0 for row in rows) and not extras,
         min_p=np.array([row.min_p for row in rows], dtype="<f4").tobytes() if min_p else b"",
         extras=tuple(extras),
+    )
+
+
+def plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
+    """Of rows of SAMPLING_DTYPE, without what depends on the tokens so far."""
+    return SamplingColumns(
+        temperature=columns["temperature"].tobytes(),
+        top_p=columns["top_p"].tobytes(),
+        top_k=columns["top_k"].tobytes(),
+        seed=columns["seed"].tobytes(),
+        choice=columns["choice"].tobytes(),
+        greedy=not columns["temperature"].any(),
+        min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muxk.actors.decode_batch import DecodeBatch
-from muxk.actors.decode_ends import ending_elsewhere, finish_of, to_compute_again, to_move, view_of
+from muxk.actors.decode_ends import ending_elsewhere, finish_of, to_move, to_release, view_of
 from muxk.actors.decode_output import Emitted, Held, by_row, emitted_row
 from muxk.actors.decode_report import decode_report
 from muxk.actors.decode_rows import Ending, Row
@@ -27,7 +27,6 @@ from muxk.actors.messages import (
     EmittedRow,
     JoinDecode,
     PagesGrown,
-    ReleasePages,
     RequestAborted,
     RequestFailed,
     StopRequest,
@@ -50,8 +49,9 @@ from muxk.kernel.messages import (
     SubmitDecode,
 )
 from muxk.kernel.policy import PolicyBook
-from muxk.kernel.work import RowLogprobs, int32_bytes, int32_values
+from muxk.kernel.work import RowLogprobs, int32_values
 
+Logprobs = tuple[RowLogprobs, ...]
 ABORT_LAPS_MAX = 3
 """Times an abort follows a request that may be evicted again and again; then it has surely ended."""
 
@@ -59,7 +59,7 @@ ABORT_LAPS_MAX = 3
 @dataclass
 class DecodeActorState:
     decider: Decider
-    batch: DecodeBatch = field(default_factory=DecodeBatch)
+    batch: DecodeBatch
     flow: Steps = field(default_factory=Steps)
     held: Held = field(default_factory=Held)
     early: JoinDecode | None = None
@@ -75,10 +75,19 @@ class Decode(Actor):
 
     Accepts = DecodeInbox
 
-    def __init__(self, refs: Refs, book: PolicyBook, policy_sha: str, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        refs: Refs,
+        book: PolicyBook,
+        policy_sha: str,
+        end_ids: frozenset[int],
+        foreseeing: bool = False,
+    ) -> None:
+        """`foreseeing`: its device takes many steps at a time (`kernel/steady.py`)."""
         self._refs = refs
         self._end_ids = end_ids
-        self.state = DecodeActorState(decider=Decider(book, policy_sha, "decode", self.now_ns))
+        decider = Decider(book, policy_sha, "decode", self.now_ns)
+        self.state = DecodeActorState(decider, DecodeBatch(foreseeing))
 
     def on_join_decode(self, message: JoinDecode) -> None:
         """New rows, and what the decode step brought that ran in the same item, if it was a fused one."""
@@ -216,13 +225,7 @@ class Decode(Actor):
         self._settle()
         self._join_early()
 
-    def _account(
-        self,
-        row: Row,
-        token: int,
-        logprobs: tuple[RowLogprobs, ...],
-        prompt_logprobs: tuple[RowLogprobs, ...],
-    ) -> EmittedRow:
+    def _account(self, row: Row, token: int, logprobs: Logprobs, prompt_logprobs: Logprobs) -> EmittedRow:
         """Note a new token and see whether it ends the request."""
         self.state.tokens += 1
         finish = finish_of(row, token, self._end_ids)
@@ -289,16 +292,12 @@ class Decode(Actor):
         ending = row.ending
         assert ending is not None
         self.state.batch.remove(row)
-        request = row.request
         if ending.to_group is not None:
             assert self._refs.migration is not None
             moved = to_move(self.state.batch, row, self._refs.group, ending.to_group, ending.keep)
             self.send(self._refs.migration, moved)
-            return
-        written = request.prompt + int32_bytes(row.generated[:-1])
-        kept = written if ending.keep or ending.recompute else b""
-        again = to_compute_again(row) if ending.recompute else None
-        self.send(self._refs.kv_pool, ReleasePages(request.request_id, kept, again))
+        else:
+            self.send(self._refs.kv_pool, to_release(row, ending))
 
     # --- pages ---
 
@@ -311,9 +310,11 @@ class Decode(Actor):
                 self.state.late_events += 1
             else:
                 self.state.batch.add_page(row, page)
-        for request_id in message.denied:
+        for request_id in (*message.denied, *message.later):
             if request_id in rows:
                 self.state.batch.deny_page(rows[request_id])
+        if message.later:
+            self.state.batch.ask_apart()
         if message.denied and self.state.batch.stalled:
             self._evict()
         if not self.state.flow.outstanding:

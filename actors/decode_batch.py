@@ -14,26 +14,17 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from muxk.actors.columns import ExtrasMaker
+from muxk.actors.columns import SAMPLING_DTYPE, ExtrasMaker, plain_sampling
 from muxk.actors.decode_rows import GROW_TOGETHER_TOKENS, NEVER, Ending, Row, Stretch
 from muxk.actors.messages import GrowPages, Request, ReservedRequest
 from muxk.actors.request_views import class_of
 from muxk.kernel.work import PAGE_SIZE, DecodeWork, RowPages, SamplingColumns, int32_bytes, int32_values
 
 FEW_ROWS = 24
+"""Up to so many rows a page table is joined from theirs; of more it is kept as an array."""
 FORESEEN_PAGES = 2
-"""So many pages more than a step needs are told of rows whose next steps are foreseen."""
-SAMPLING_DTYPE = np.dtype(
-    [
-        ("temperature", "<f4"),
-        ("top_p", "<f4"),
-        ("top_k", "<i4"),
-        ("seed", "<u8"),
-        ("choice", "<u4"),
-        ("min_p", "<f4"),
-    ]
-)
-"""One row of the sampling columns."""
+"""So many pages more than a step needs are told of rows whose next steps are foreseen: they ask for others
+before they have used these up (see `GROW_AHEAD_TOKENS` and `GROW_TOGETHER_TOKENS`)."""
 
 
 class Submitted(NamedTuple):
@@ -87,6 +78,8 @@ class _Taken:
 class DecodeBatch:
     """Rows by request id, in the order in which they joined."""
 
+    foreseeing: bool = False
+    """Whether anybody wants to know what may follow a step."""
     rows: dict[int, Row] = field(default_factory=dict)
     tbt_slo_ns: int | None = None
     """The tightest of the rows' classes; None without rows."""
@@ -94,6 +87,10 @@ class DecodeBatch:
     """Rows that are ending."""
     _moved: bool = False
     """A row may need a page that did not before."""
+    _launches: int = 0
+    """Of steps, counted for `_together_from`."""
+    _together_from: int = 0
+    """Until then rows ask for pages only when they need them."""
     _slos: dict[int, int] = field(default_factory=dict)
     """Rows by the TBT SLO of their class: as few entries as there are classes."""
     _free_slots: list[int] = field(default_factory=list)
@@ -162,6 +159,7 @@ class DecodeBatch:
         """A step with these rows is known to run, or has ended: the next one writes behind it."""
         for row in rows:
             row.next += 1
+        self._launches += 1
         self._moved = True
 
     def ran(self, rows: list[Row], tokens: bytes) -> None:
@@ -170,6 +168,7 @@ class DecodeBatch:
         columns = [tokens[begin : begin + width] for begin in range(0, len(tokens), width)]
         for row in rows:
             row.next += len(columns)
+        self._launches += len(columns)
         self._moved = True
         stretch = self._stretch
         if stretch is not None and stretch.take_plain(rows, columns):
@@ -215,10 +214,15 @@ class DecodeBatch:
         wanting = [row for row in rows if row.next >= row.grow_from]
         if not wanting:
             return None
-        soon = [row for row in rows if row.next < row.grow_from <= row.next + GROW_TOGETHER_TOKENS]
+        ahead = GROW_TOGETHER_TOKENS if self._launches >= self._together_from else 0
+        soon = [row for row in rows if row.next < row.grow_from <= row.next + ahead]
         for row in (*wanting, *soon):
             row.grow_from = NEVER
         return GrowPages(*(tuple([row.request_id for row in some]) for some in (wanting, soon)))
+
+    def ask_apart(self) -> None:
+        """There are not plenty of pages: for a while no row asks before it has to."""
+        self._together_from = self._launches + GROW_TOGETHER_TOKENS
 
     def deny_page(self, row: Row) -> None:
         """There is none: it is asked for again."""
@@ -311,7 +315,7 @@ class DecodeBatch:
         for place, row in enumerate(rows):
             row.place = place
         slots = np.fromiter((row.slot for row in rows), dtype=np.intp, count=len(rows))
-        sampling = _plain_sampling(self._columns[slots])
+        sampling = plain_sampling(self._columns[slots])
         return _Taken(
             rows,
             slots,
@@ -319,7 +323,7 @@ class DecodeBatch:
             int32_bytes(range(len(rows))),
             sampling,
             any(row.extras is not None for row in rows),
-            sampling.greedy and all(row.plain and not row.ends for row in rows),
+            self.foreseeing and sampling.greedy and all(row.plain and not row.ends for row in rows),
         )
 
     def _look_up(self, taken: _Taken, width: int) -> None:
@@ -359,19 +363,6 @@ def _advance_each(rows: list[Row], tokens: Sequence[int]) -> list[int]:
                 row.history += token.to_bytes(4, "little")
         others.append(place)
     return others
-
-
-def _plain_sampling(columns: npt.NDArray[np.void]) -> SamplingColumns:
-    """Without what depends on the tokens so far."""
-    return SamplingColumns(
-        temperature=columns["temperature"].tobytes(),
-        top_p=columns["top_p"].tobytes(),
-        top_k=columns["top_k"].tobytes(),
-        seed=columns["seed"].tobytes(),
-        choice=columns["choice"].tobytes(),
-        greedy=not columns["temperature"].any(),
-        min_p=columns["min_p"].tobytes() if columns["min_p"].any() else b"",
-    )
 
 
 def _carried(taken: _Taken, running: DecodeWork | None) -> tuple[bytes, bytes]:

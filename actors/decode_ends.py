@@ -8,7 +8,7 @@ import msgspec
 from muxk.actors.decode_batch import DecodeBatch
 from muxk.actors.decode_rows import Ending, Row
 from muxk.actors.group_messages import MigrateRequest
-from muxk.actors.messages import Request, ReservedRequest
+from muxk.actors.messages import ReleasePages, Request, ReservedRequest
 from muxk.actors.request_views import request_view
 from muxk.kernel.decider import Decider
 from muxk.kernel.view import RequestView
@@ -57,6 +57,14 @@ def to_compute_again(row: Row) -> Request:
     request = row.request
     generated = int32_bytes(row.generated)
     return msgspec.structs.replace(request, generated=generated, recomputes=request.recomputes + 1)
+
+
+def to_release(row: Row, ending: Ending) -> ReleasePages:
+    """Its pages go back, and may be found again by whoever has the same tokens."""
+    request = row.request
+    written = request.prompt + int32_bytes(row.generated[:-1])
+    kept = written if ending.keep or ending.recompute else b""
+    return ReleasePages(request.request_id, kept, to_compute_again(row) if ending.recompute else None)
 
 
 def to_move(batch: DecodeBatch, row: Row, source: int, target: int, keep: bool) -> MigrateRequest:

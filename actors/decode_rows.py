@@ -10,10 +10,11 @@ from muxk.actors.messages import Request
 from muxk.kernel.work import PAGE_SIZE, int32_array
 
 GROW_AHEAD_TOKENS = 8
-"""A page is asked for when fewer free token slots than this are left: half a page of steps ahead."""
+"""A page is asked for when fewer free token slots than this are left, half a page of steps ahead, or earlier,
+with another row's."""
 GROW_TOGETHER_TOKENS = PAGE_SIZE
-"""Rows that will ask within so many steps ask with the first that does: a batch of any size asks once in so
-many steps, for half a page more a row."""
+"""Rows that will ask within so many steps ask with the first that does: while there are plenty of pages a
+batch of any size asks once in so many steps, for half a page more a row."""
 NEVER = 1 << 62
 """A position that no row comes to."""
 

@@ -72,12 +72,13 @@ class Engine:
             probes = plan_probes(device.units, device.splits(), device.layers, longest)
         profile = self.backend.profile
         estimator = partial(Estimator, refs, probes, device.layers, book, sha, profile)
+        decode = partial(Decode, refs, book, sha, end_ids, isinstance(device, SimGpu))
         admission = partial(Admission, refs, book, sha, context, device.layers, self.max_queue)
         return [
             ActorSpec(refs.admission.name, admission, Admission),
             ActorSpec(refs.kv_pool.name, partial(KvPool, refs, pages), KvPool),
             ActorSpec(refs.prefill.name, partial(Prefill, refs, book, sha, end_ids), Prefill),
-            ActorSpec(refs.decode.name, partial(Decode, refs, book, sha, end_ids), Decode),
+            ActorSpec(refs.decode.name, decode, Decode),
             ActorSpec(refs.arbiter.name, self._arbiter_maker(refs, device, elastic), Arbiter),
             ActorSpec(refs.estimator.name, estimator, Estimator),
         ]

@@ -1,8 +1,8 @@
 """kv_pool: owns the KV pages of all requests.
 
 Admission asks it for the pages of a batch, decode for one more page ahead of need, prefill and decode give
-pages back once no item in flight touches them. Invariant: used + cached + free == total; `PagePool.audit`
-looks at it when idle.
+pages back once no item in flight touches them. Invariant: every page is used, cached or free, as
+`PagePool.audit` looks at when idle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from muxk.kernel.view import KvView
 from muxk.kernel.work import PAGE_SIZE
 
 PLENTY = 4
-"""Free pages for each one that is asked for, from which on rows get theirs before they need them."""
+"""One page in so many may go to rows that do not need it yet."""
 
 
 @dataclass
@@ -129,21 +129,23 @@ class KvPool(Actor):
         granted: list[int] = []
         pages: list[int] = []
         denied: list[int] = []
-        wanted = message.request_ids
-        # A page that is taken early must be none that somebody else wants meanwhile.
-        if self.state.pool.available >= PLENTY * (len(wanted) + len(message.soon)):
-            wanted += message.soon
-        else:
-            denied += message.soon
-        for request_id in wanted:
+        early = self._early_pages(len(message.request_ids))
+        for request_id in (*message.request_ids, *message.soon[:early]):
             page = self.state.pool.grow(request_id)
             if page is None:
                 denied.append(request_id)
             else:
                 granted.append(request_id)
                 pages.append(page)
-        self.send(self._refs.decode, PagesGrown(tuple(granted), tuple(pages), tuple(denied)))
+        later = message.soon[early:]
+        self.send(self._refs.decode, PagesGrown(tuple(granted), tuple(pages), tuple(denied), later))
         self._tell_free()
+
+    def _early_pages(self, wanted: int) -> int:
+        """How many rows may get a page before they need it, beside those that do: none while others wait."""
+        if self.state.denied or self.state.denied_room:
+            return 0
+        return max(0, self.state.pool.available // PLENTY - wanted)
 
     def on_release_pages(self, message: ReleasePages) -> None:
         state = self.state

@@ -231,7 +231,7 @@ class GrowPages(Message, frozen=True):
 
     request_ids: tuple[int, ...]
     soon: tuple[int, ...] = ()
-    """They will ask some steps later, and get theirs now if there are plenty."""
+    """They will ask some steps later, and get theirs now where there are plenty."""
 
 
 class PagesGrown(Message, frozen=True):
@@ -241,6 +241,8 @@ class PagesGrown(Message, frozen=True):
     pages: tuple[int, ...]
     """One for each of `request_ids`."""
     denied: tuple[int, ...]
+    later: tuple[int, ...] = ()
+    """Of those that asked early: there are not plenty."""
 
 
 class EmittedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

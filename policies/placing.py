@@ -3,7 +3,8 @@
 The requests of the queue are placed in their order. The first rule for which a device qualifies gives the
 device; the one with the least sort key of those, and of equal ones the lowest number. A request for which no
 rule has a device waits, and those behind it with it. What never happens is that everything waits: a rule that
-fails, or an idle server on which nobody is placed, gets the built-in answer.
+fails, or an idle server on which nobody is placed, gets the built-in answer. A plan may wait for a device
+that is between two groups.
 """
 
 from __future__ import annotations

@@ -252,16 +252,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of the calibration tables")
     parser.add_argument("--gpu", choices=sorted(FITTERS), help="only this one")
-    parser.add_argument("--judge", action="store_true", help="leave constants as they are, only judge them")
+    parser.add_argument(
+        "--judge", action="store_true", help="write only the errors of the constants as they are"
+    )
     parser.add_argument("--docs", type=Path, help="write the page of errors and constants here")
     chosen = parser.parse_args(arguments)
-    if chosen.data is None and chosen.docs is None:
-        parser.error("--data FOLDER fits, --docs FILE writes the page; give one of them")
+    if chosen.data is None and (chosen.docs is None or chosen.judge):
+        parser.error("--data FOLDER fits, or with --judge judges; --docs FILE writes the page")
     try:
         for name in [chosen.gpu] if chosen.gpu else sorted(FITTERS) if chosen.data else ():
             trial = Trial(fits=not chosen.judge)
             profile, judged = FITTERS[name](model.load_gpu(name), trial, chosen.data)
             held_out = tuple(one.held_out for one in judged)
+            if chosen.judge:
+                profile = model.load_gpu(name)
             profile = msgspec.structs.replace(profile, held_out=held_out)
             write_profile(model.GPUS_FOLDER / f"{name}.yaml", profile)
             for row in held_out:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from muxk.profiles.fit_tables import Row
+from muxk.profiles.fit_tables import Row, TableError
 from muxk.profiles.gpu import GpuProfile, HeldOut
 
 FITTED_ROWS_MAX = 3000
@@ -79,7 +79,9 @@ class Judged:
 
 
 def pooled(name: str, judged: Sequence[Judged]) -> Judged:
-    """A class of operators as one: each row counts alike."""
+    """A class of operators as one: each row counts alike. Raises TableError when there is no row to judge."""
+    if not judged:
+        raise TableError(f"{name}: the tables have no row that was held out")
     errors = np.concatenate([one.errors for one in judged])
     return Judged(name, judged[0].table, sum(one.fitted_rows for one in judged), errors)
 

@@ -72,14 +72,32 @@ def test_rows_that_soon_need_a_page_are_named_with_the_first_that_does() -> None
         assert batch.take_wanting() is None
     step(batch, 99, [5, 5, 5])
     assert batch.take_wanting() == GrowPages((2,), soon=(1,))
-    batch.add_page(batch.rows[2], 9)
-    batch.deny_page(batch.rows[1])  # there are not plenty: it asks by itself, when it has to
-    asked = {}
-    for number in range(100, 100 + PAGE_SIZE + 1):
-        step(batch, number, [5, 5, 5])
+
+
+def test_where_there_are_not_plenty_of_pages_a_row_asks_only_when_it_has_to() -> None:
+    batch = DecodeBatch()
+    joined(batch, 1)
+    for number in range(5):
+        step(batch, number, [5])
+    joined(batch, 2)
+    asked = []
+    for number in range(2 * PAGE_SIZE):
         if (wanting := batch.take_wanting()) is not None:
-            asked[number] = wanting
-    assert asked == {99 + PAGE_SIZE: GrowPages((1, 2), soon=(3,))}
+            asked.append((number, wanting))
+            for request_id in wanting.request_ids:
+                batch.add_page(batch.rows[request_id], 50 + number)
+            for request_id in wanting.soon:
+                batch.deny_page(batch.rows[request_id])
+            if wanting.soon:
+                batch.ask_apart()
+        assert len(batch.ready()) == 2
+        step(batch, 10 + number, [5, 5])
+    assert asked == [
+        (0, GrowPages((1,), soon=(2,))),
+        (5, GrowPages((2,))),
+        (16, GrowPages((1,), soon=(2,))),
+        (21, GrowPages((2,))),
+    ]
 
 
 def test_a_batch_asks_for_pages_once_in_as_many_steps_as_a_page_has_slots() -> None:

@@ -105,8 +105,7 @@ class Schedule:
 
     def _open(self) -> tuple[VirtualServer, CheckedPool]:
         draw = self.draw
-        # A pool in which one request at a time fits, some do, or all.
-        pages = draw.choice([8, 12, 20, 128])
+        pages = self._pages()
         slow = draw.choice([0.0, 0.02, 0.2])
         chance = Random(self.seed + 1)
         device = self._gpu(chance, slow, pages) if self.on_gpu else self._sim(chance, slow, pages)
@@ -118,6 +117,10 @@ class Schedule:
             jitter=draw.random() < 0.7 and self.shuffled,
             calibrate=draw.random() < 0.1,
         )
+
+    def _pages(self) -> int:
+        """A pool in which one request at a time fits, some do, or all."""
+        return self.draw.choice([8, 12, 20, 128])
 
     def _sim(self, chance: Random, slow: float, pages: int) -> SimDevice:
         costs = SimCosts(launch_ns=20_000, decode_base_ns=800_000, decode_row_ns=20_000)
@@ -136,20 +139,28 @@ class Schedule:
 
     def run(self) -> None:
         at_ns = S
-        for number in range(self.draw.randrange(8, 18)):
-            at_ns += self.draw.choice([0, 0, 1, 1, 2, 60]) * MS // 2
+        count, apart = self._requests()
+        for number in range(count):
+            at_ns += self.draw.choice(apart) * MS // 2
             self._submit(f"r{number}", at_ns)
             if self.draw.random() < 0.15:
                 self._swap(at_ns + self.draw.randrange(40) * MS)
         self._end_some()
         self.server.run_until(at_ns + 400 * S)
 
+    def _requests(self) -> tuple[int, Sequence[int]]:
+        """How many, and half milliseconds between two, of which one is drawn each time."""
+        return self.draw.randrange(8, 18), (0, 0, 1, 1, 2, 60)
+
+    def _max_tokens(self) -> int:
+        return self.draw.choice([1, 2, 5, 20, 40])
+
     def _submit(self, name: str, at_ns: int) -> None:
         draw = self.draw
         shared = SHARED_PROMPT[: draw.choice([0, 0, 16, 33, 48])]
         fields = {
             "prompt_token_ids": shared + [97 + draw.randrange(26) for _ in range(draw.randrange(1, 40))],
-            "max_tokens": draw.choice([1, 2, 5, 20, 40]),
+            "max_tokens": self._max_tokens(),
             "temperature": 0.0 if self.on_gpu and not self.warm else draw.choice([0.0, 0.8]),
             "seed": draw.randrange(1000),
             "ignore_eos": True,

@@ -141,6 +141,32 @@ def test_constants_that_are_only_judged_stay_as_they_are() -> None:
     assert judged.fitted_rows + judged.held_out.held_out_rows == len(rows)
 
 
+def test_to_judge_a_card_writes_nothing_but_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_gpu("h100")
+    fit_gpu.write_profile(tmp_path / "h100.yaml", before)
+    monkeypatch.setattr(gpu, "GPUS_FOLDER", tmp_path)
+
+    def fitter(profile: gpu.GpuProfile, trial: Trial, data: Path) -> tuple[gpu.GpuProfile, list[Judged]]:
+        claimed = msgspec.structs.replace(profile.gemm, source="another", assumed=not profile.gemm.assumed)
+        judged = Judged("gemm", "a table", 3, np.full(9, 0.02))
+        return msgspec.structs.replace(profile, gemm=claimed), [judged]
+
+    monkeypatch.setattr(fit_gpu, "FITTERS", {"h100": fitter})
+    assert fit_gpu.main(["--data", str(tmp_path), "--gpu", "h100", "--judge"]) == 0
+    after = read_gpu((tmp_path / "h100.yaml").read_text("utf-8"), "h100.yaml")
+    assert [row.median for row in after.held_out] == [0.02]
+    assert msgspec.structs.replace(after, held_out=()) == msgspec.structs.replace(before, held_out=())
+    with pytest.raises(SystemExit):
+        fit_gpu.main(["--docs", str(tmp_path / "x.md"), "--judge"])
+
+
+def test_a_class_without_a_row_to_judge_is_told() -> None:
+    with pytest.raises(TableError, match="gemm, all"):
+        pooled("gemm, all", [])
+
+
 def test_a_class_of_operators_counts_each_row_alike() -> None:
     few = Judged("o", "a table", 3, np.array([0.5]))
     many = Judged("down", "a table", 4, np.full(9, 0.02))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from muxk.client.cells import Cell, run_cell
 from muxk.kernel.arbiter import Arbiter
 from muxk.kernel.steady import SteadyDecode
 from muxk.kernel.steps_in_flight import StepsInFlight
+from muxk.kernel.token_pool import FEW_ROWS
+from muxk.kernel.token_steps import StepsOfMany
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "faults"))
 from test_schedule_fuzz import Schedule
@@ -47,11 +50,10 @@ def one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SteadyDecode, "run", lambda self, done, now_ns: False)
 
 
-def seen(seed: int, warm: bool) -> dict[str, Any]:
+def seen(schedule: Schedule) -> dict[str, Any]:
     """All that a schedule shows, but for messages and how often somebody looked."""
-    schedule = Schedule(seed, shuffled=False, as_ids=1.0, warm=warm)
     schedule.run()
-    if not warm:
+    if not schedule.warm:
         schedule.check()
     server = schedule.server
     arbiter = server.runtime.actor("arbiter")
@@ -79,15 +81,59 @@ def seen(seed: int, warm: bool) -> dict[str, Any]:
     }
 
 
+def schedule(seed: int, warm: bool) -> Schedule:
+    return Schedule(seed, shuffled=False, as_ids=1.0, warm=warm)
+
+
 def test_random_schedules_show_the_same_with_steps_taken_one_or_many_at_a_time(
     taken: Counter[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = {seed: seen(seed, warm) for seed, warm in SEEDS.items()}
+    many = {seed: seen(schedule(seed, warm)) for seed, warm in SEEDS.items()}
     assert sum(count for steps, count in taken.items() if steps > 2) > 25, "or this shows nothing"
     with monkeypatch.context() as patch:
         one_at_a_time(patch)
         for seed, warm in SEEDS.items():
-            one = seen(seed, warm)
+            one = seen(schedule(seed, warm))
+            for what, shown in one.items():
+                assert many[seed][what] == shown, (seed, what)
+
+
+class Crowd(Schedule):
+    """Batches that are computed as arrays, in pools that are short, full, or have plenty."""
+
+    def _pages(self) -> int:
+        return self.draw.choice([400, 900])
+
+    def _requests(self) -> tuple[int, Sequence[int]]:
+        return self.draw.randrange(30, 60), (0, 0, 0, 1)
+
+    def _max_tokens(self) -> int:
+        return self.draw.choice([100, 200, 300])
+
+
+CROWDS = (3, 23, 35, 41, 55)
+
+
+def test_large_batches_show_the_same_with_steps_taken_one_or_many_at_a_time(
+    taken: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    step = StepsOfMany.step
+
+    def counted(self: StepsOfMany) -> Sequence[int]:
+        tokens = step(self)
+        rows.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(StepsOfMany, "step", counted)
+    many = {seed: seen(Crowd(seed, shuffled=False, as_ids=1.0)) for seed in CROWDS}
+    assert sum(many[seed]["decode"]["recomputes"] for seed in CROWDS) > 0, "no pool was full"
+    assert len(rows) > 300, "or this shows nothing"
+    assert min(rows) > FEW_ROWS
+    with monkeypatch.context() as patch:
+        one_at_a_time(patch)
+        for seed in CROWDS:
+            one = seen(Crowd(seed, shuffled=False, as_ids=1.0))
             for what, shown in one.items():
                 assert many[seed][what] == shown, (seed, what)
 
