@@ -30,6 +30,7 @@ NUMBERS = (float("nan"), float("inf"), -float("inf"), -1, 0, 2**63 - 1, 2**64 - 
 FIELDS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "priority", "logit_bias"),
     *("prompt", "prompt_token_ids", "messages", "stop_token_ids", "logprobs", "prompt_logprobs", "echo"),
+    *("detokenize", "ignore_eos", "min_tokens", "deadline", "request_class"),
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, "", "x" * 5000, b"\x00\xff", [], {}, [[]], {"a": {}}, [None], ["", "x"], {"-1": 1.0}),
@@ -39,6 +40,10 @@ COMMANDS: tuple[protocol.AnyCommand, ...] = (
     protocol.Hello(version=77),
     protocol.Submit("valid", prompt="hello", max_tokens=1),
     protocol.Submit("ids", prompt_token_ids=[1, 2, 3], max_tokens=2, stop=["a", "b"]),
+    protocol.Submit("without text", prompt="hello", max_tokens=3, detokenize=False),
+    protocol.Explain(),
+    protocol.Explain("request", "valid", count=1_000_000),
+    protocol.Explain("latest"),
     protocol.Abort("nobody"),
     protocol.SwapPolicy("spec: {}"),
     protocol.AbortAny(),
