@@ -99,7 +99,7 @@ THOUGHTS_70B = Setting(
     requests=1200,
     budgets=(BUDGET_70B,),
     printed=BUDGET_70B,
-    seeds=1,
+    seeds=2,
     tolerance=0.25,
     known=(
         (System.MUXWISE, Known(0.3, 2400)),
