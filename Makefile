@@ -86,7 +86,7 @@ fuzz: $(VENV)/.stamp-dev
 	MUXK_FUZZ=$(FUZZ) $(BIN)/python -m pytest -s tests/policies/test_generated_policies.py --hypothesis-seed=$$seed
 	MUXK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/faults/test_schedule_fuzz.py tests/faults/test_device_fuzz.py
 
-# The MuxWise paper's figures beside the simulator's, into docs/paper.md: hours on two cores, resumable. ARGS="--rows 1,6".
+# The MuxWise paper's figures beside the simulator's, into docs/paper.md: two hours on two cores, resumable. ARGS="--rows 1,6".
 paper: $(VENV)/.stamp-dev
 	$(BIN)/python -m muxk.client.paper $(ARGS)
 

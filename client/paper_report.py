@@ -15,6 +15,8 @@ from muxk.client.paper_trials import SingleFound, TrialFound
 
 CLOSE = 0.25
 """A ratio within this of the paper's counts."""
+SEEDS_MIN = 3
+"""Of an interval that says something."""
 
 HEAD = """# What the MuxWise paper measured, and what the simulator says
 
@@ -79,9 +81,9 @@ def is_close(figure: Figure, found: Found) -> bool:
 
 
 def may_be_close(figure: Figure, found: Found) -> bool:
-    """Whether the interval of our ratio reaches what counts."""
+    """Whether the interval of our ratio reaches what counts; that of two seeds reaches everything."""
     ratio = found.ratio(figure)
-    if ratio is None or figure.paper is None:
+    if ratio is None or figure.paper is None or len(ratio.of_seeds) < SEEDS_MIN:
         return False
     return ratio.low <= figure.paper * (1 + CLOSE) and ratio.high >= figure.paper * (1 - CLOSE)
 

@@ -55,7 +55,9 @@ def test_a_figure_whose_mean_is_off_is_off_and_says_that_its_interval_reaches_th
     wide = found(goodput(10.0, 10.0, 10.0), goodput(9.0, 4.0, 9.0))
     assert not is_close(CHUNKED, wide)
     assert may_be_close(CHUNKED, wide)
-    assert not may_be_close(CHUNKED, found(goodput(10.0, 10.1), goodput(10.0, 10.1)))
+    assert not may_be_close(CHUNKED, found(goodput(10.0, 10.1, 10.0), goodput(10.0, 10.1, 10.0)))
+    of_two = found(goodput(10.0, 10.0), goodput(9.0, 4.0))
+    assert not may_be_close(CHUNKED, of_two), "Student's t for two seeds reaches everything"
 
 
 def test_a_search_near_a_rate_goes_in_small_steps() -> None:
