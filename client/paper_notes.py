@@ -12,11 +12,10 @@ EDITION_VERSION = "795a59c573a412b7"
 """`--version` of the runs that the notes are about."""
 EDITION = """
 This edition: from an empty store by the command, with the code of commit fad5ffc (`make paper ARGS="--version
-795a59c573a412b7"` there, with the `client/` of this page, makes it again), resumed twice, in under two hours on two
-cores.
-The code that landed after it gives pages ahead of need by another rule where a KV pool is short. With it the
-runs on either side of every goodput were repeated, of OpenThoughts those of the first seed: 186 of 186 and on
-OpenThoughts 7 of 12 have the same figures, and all 198 the same verdict.
+795a59c573a412b7"` there, with the `client/` of this page, makes it again), resumed twice, in under two hours
+on two cores. The code that landed after it gives pages ahead of need by another rule where a KV pool is
+short. With it the runs on either side of every goodput were repeated, of OpenThoughts those of the first
+seed: 186 of 186 and on OpenThoughts 7 of 12 have the same figures, and all 198 the same verdict.
 
 Runs are longer than in the edition before: 640 and 480 requests of Tool & Agent for 320 and 240, 240 of
 LooGLE for 120. With 240 of Tool & Agent the 5 % of prompt tokens that may wait were one prompt of 103k
