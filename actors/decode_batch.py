@@ -218,14 +218,14 @@ class DecodeBatch:
         soon = [row for row in rows if row.next < row.grow_from <= row.next + ahead]
         for row in (*wanting, *soon):
             row.grow_from = NEVER
-        return GrowPages(*(tuple([row.request_id for row in some]) for some in (wanting, soon)))
+        return GrowPages(_ids_of(wanting), _ids_of(soon))
 
     def ask_apart(self) -> None:
         """There are not plenty of pages: for a while no row asks before it has to."""
         self._together_from = self._launches + GROW_TOGETHER_TOKENS
 
     def deny_page(self, row: Row) -> None:
-        """There is none: it is asked for again."""
+        """It gets none now: it is asked for again."""
         row.look_ahead()
         self._moved = True
 
@@ -348,6 +348,10 @@ class DecodeBatch:
     def _widen(self, pages: int) -> None:
         while self._table.shape[1] < pages:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+
+
+def _ids_of(rows: Sequence[Row]) -> tuple[int, ...]:
+    return tuple([row.request_id for row in rows])
 
 
 def _advance_each(rows: list[Row], tokens: Sequence[int]) -> list[int]:
