@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
+from expression_generator import EXPRESSIONS, Declared, ExpressionWriter
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from muxk.policies.answers import POINTS
@@ -27,15 +28,7 @@ from muxk.policies.marks import Scalar, Style
 from muxk.policies.names import PLACES, vocabulary
 from muxk.policies.problems import PolicyError, Problem, Report, RuleError, Source
 from muxk.policies.units import Type
-from policy_generator import (
-    ANSWERS,
-    EXPRESSIONS,
-    Declared,
-    ExpressionWriter,
-    hostile_policy,
-    nearly_right_policy,
-    right_policy,
-)
+from policy_generator import ANSWERS, hostile_policy, nearly_right_policy, right_policy
 from policy_views import ViewMaker, ask_everything
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
